@@ -1,0 +1,153 @@
+"""`Episode`: the one record that crosses from the runtime to the learner.
+
+Everything the learner trains on is in it, as it was sampled; nothing is computed again from text.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any, Literal
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+
+class StopReason(enum.StrEnum):
+    """Why an episode ended, and what follows from it."""
+
+    TERMINATED = "terminated"  # answered or submitted: trained
+    TRUNCATED_TURNS = "truncated_turns"  # graded as it stands: trained, see the recipe's `truncation`
+    TRUNCATED_CONTEXT = "truncated_context"  # likewise
+    TRUNCATED_WALL_CLOCK = "truncated_wall_clock"  # likewise
+    ABORTED = "aborted"  # shutdown: resumable, not trained
+    INFRASTRUCTURE_ERROR = "infrastructure_error"  # never trained, never reward 0; counted, retried with a cap
+
+    @property
+    def trainable(self) -> bool:
+        return self is StopReason.TERMINATED or self.truncated
+
+    @property
+    def truncated(self) -> bool:
+        return self.value.startswith("truncated")
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How actions are sampled. The learner must be able to reproduce the distribution, so the list is short."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_tokens: int = 1024
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Segment(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A run of tokens of one origin: the `prompt`, an `action` of the policy, or an `observation`.
+
+    `logprobs` and `versions` have one entry a token on actions and are empty elsewhere.
+    """
+
+    kind: Literal["prompt", "action", "observation"]
+    token_ids: tuple[int, ...]
+    text: str = ""
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+    finish_reason: str = ""
+
+
+class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Wall-clock of an episode. `issued_at` and `finished_at` are Unix seconds, the others durations in seconds."""
+
+    issued_at: float = 0.0
+    finished_at: float = 0.0
+    generate_s: float = 0.0
+    environment_s: float = 0.0
+
+
+class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One finished rollout. `turn_rewards[i]` is the reward that followed the i-th action segment."""
+
+    id: str
+    env_id: str
+    task_id: str
+    segments: tuple[Segment, ...]
+    turn_rewards: tuple[float, ...]
+    stop_reason: StopReason
+    sampling: SamplingParams = SamplingParams()
+    timings: Timings = Timings()
+    worker: str = ""
+    group_id: str | None = None
+    attempt: int = 0
+    metrics: dict[str, Any] = {}
+    schema: int = SCHEMA_VERSION
+
+    @property
+    def actions(self) -> list[Segment]:
+        return [s for s in self.segments if s.kind == "action"]
+
+    @property
+    def action_tokens(self) -> int:
+        return sum(len(s.token_ids) for s in self.actions)
+
+    @property
+    def reward(self) -> float:
+        """The undiscounted return of the episode."""
+        return math.fsum(self.turn_rewards)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version that sampled a token of this episode; None without an action token."""
+        return min((v for s in self.actions for v in s.versions), default=None)
+
+
+class EpisodeError(ValueError):
+    """An episode that nobody may train on; the message says which rule it breaks."""
+
+
+def validate(episode: Episode) -> Episode:
+    """Return `episode`, or raise `EpisodeError` if it breaks a rule of the record.
+
+    Log-probs that are missing are an error, never padded: a made-up log-prob is a made-up ratio.
+    """
+    if episode.schema != SCHEMA_VERSION:
+        raise EpisodeError(f"episode {episode.id}: schema {episode.schema}, this program reads {SCHEMA_VERSION}")
+    if not episode.segments or episode.segments[0].kind != "prompt":
+        raise EpisodeError(f"episode {episode.id}: the first segment must be the prompt")
+    if len(episode.turn_rewards) != len(episode.actions):
+        raise EpisodeError(
+            f"episode {episode.id}: {len(episode.turn_rewards)} rewards for {len(episode.actions)} actions"
+        )
+    if not all(math.isfinite(r) for r in episode.turn_rewards):
+        raise EpisodeError(f"episode {episode.id}: a reward is not finite")
+    for index, segment in enumerate(episode.segments):
+        want = len(segment.token_ids) if segment.kind == "action" else 0
+        if len(segment.logprobs) != want or len(segment.versions) != want:
+            raise EpisodeError(
+                f"episode {episode.id}, segment {index} ({segment.kind}, {len(segment.token_ids)} tokens): "
+                f"{len(segment.logprobs)} log-probs and {len(segment.versions)} versions, expected {want} of each"
+            )
+        if any(math.isnan(p) for p in segment.logprobs):
+            raise EpisodeError(f"episode {episode.id}, segment {index}: a log-prob is NaN")
+    if episode.stop_reason.trainable and episode.action_tokens == 0:
+        raise EpisodeError(f"episode {episode.id}: no action token")
+    return episode
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Episode)
+
+
+def encode(episode: Episode) -> bytes:
+    """Serialise to msgpack."""
+    return _encoder.encode(episode)
+
+
+def decode(data: bytes) -> Episode:
+    """Read msgpack back; raises `EpisodeError` on bytes that are no episode of this schema."""
+    try:
+        return validate(_decoder.decode(data))
+    except msgspec.DecodeError as error:
+        raise EpisodeError(f"not an episode: {error}") from error
