@@ -1,0 +1,355 @@
+"""`rollout`: one ticket, one environment, one engine in; one `Episode` out.
+
+The tokens that the engine was given and sampled are the record. Text is decoded from them for the environment
+only, and no token is ever computed from that text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from agent.engines.base import Completion, Engine, EngineFault
+from agent.episode import Episode, EpisodeError, SamplingParams, Segment, StopReason, Timings, validate
+from agent.runtime_config import SamplingConfig, StageLimits
+from agent.store.protocol import Ticket
+from envs.core import AsyncEnv, EnvironmentFault, Step
+
+log = logging.getLogger(__name__)
+
+ABORT_GRACE_S = 2.0
+"""How long an engine may take to hand over the tokens of a request that was aborted."""
+
+FRUITLESS_ABORTS = 5
+"""After so many aborts in a row without a single token, the engine is going away: the episode is aborted."""
+
+T = TypeVar("T")
+Message = dict[str, Any]
+
+
+class Rendered(Protocol):
+    """Tokens and text that a renderer adds to a transcript."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+class Renderer(Protocol):
+    """What a rollout needs of `agent.chat.ChatRenderer`: it only ever appends."""
+
+    @property
+    def stop_token_ids(self) -> Sequence[int]: ...
+
+    def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Rendered: ...
+
+    def extend(
+        self,
+        transcript: Sequence[Message],
+        action_ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+    ) -> Rendered: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """The part of a runtime's configuration that one episode needs."""
+
+    env_id: str
+    sampling: SamplingConfig
+    max_context_tokens: int
+    max_tokens_per_turn: int
+    limits: StageLimits
+    worker: str = ""
+
+
+class PromptTooLong(EpisodeError):
+    """The prompt leaves no room for an action: a second attempt would end the same way."""
+
+
+@dataclass(slots=True)
+class _Action:
+    """One turn's tokens as they were sampled, perhaps over several requests."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+
+    def add(self, completion: Completion) -> None:
+        tokens, logprobs, versions = map(len, (completion.token_ids, completion.logprobs, completion.versions))
+        if not tokens == logprobs == versions:
+            # Checked at the door: after a continuation nobody could say which log-prob is whose.
+            raise EpisodeError(
+                f"the engine returned {logprobs} log-probs and {versions} versions for {tokens} tokens; "
+                "the episode is rejected, log-probs are never padded"
+            )
+        self.token_ids += completion.token_ids
+        self.logprobs += completion.logprobs
+        self.versions += completion.versions
+        self.finish_reason = completion.finish_reason
+
+
+async def rollout(
+    ticket: Ticket, env: AsyncEnv, engine: Engine, renderer: Renderer, settings: RolloutSettings
+) -> Episode:
+    """Run one episode of `env` under the policy behind `engine`, and return it validated.
+
+        reset -> prompt -> [ generate -> action -> step -> observation ]* -> graded -> Episode
+
+    The context limit (also a turn's own limit) and the wall clock end an episode through `env.atruncate`, which
+    grades it as it stands. A request that is aborted from outside (an engine being restarted) keeps its tokens with
+    their own log-probs and versions, and the turn goes on from there, in the same segment; an engine that aborts
+    again and again without a token ends the episode as `StopReason.ABORTED`. An observation that fills the context
+    is not recorded, because no action follows it: no episode is longer than `max_context_tokens`.
+
+    Raises `EnvironmentFault`, `EngineFault` (infrastructure) or `EpisodeError` (a record nobody may train on).
+    Cancelled, it aborts its request at the engine before it leaves; the environment stays its owner's to close.
+    """
+    return await _Rollout(ticket, env, engine, renderer, settings).run()
+
+
+class _Rollout:
+    def __init__(
+        self, ticket: Ticket, env: AsyncEnv, engine: Engine, renderer: Renderer, settings: RolloutSettings
+    ) -> None:
+        self.ticket, self.env, self.engine, self.renderer, self.settings = ticket, env, engine, renderer, settings
+        self.transcript: list[int] = []
+        self.segments: list[Segment] = []
+        self.rewards: list[float] = []
+        self.metrics: dict[str, Any] = {}
+        self.issued_at = time.time()
+        self.deadline = time.monotonic() + settings.limits.episode_s
+        self.generate_s = self.environment_s = 0.0
+        self.requests = 0
+
+    async def run(self) -> Episode:
+        limits = self.settings.limits
+        task_id = self._task_id()
+        options = {"task_id": task_id}
+        _, info = await self._environment(
+            self.env.areset(seed=self.ticket.seed, options=options), limits.reset_s, "reset"
+        )
+        tools = list(info.get("tools") or [])
+        conversation: list[Message] = list(info["messages"])
+        prompt = self.renderer.start(conversation, tools)
+        self._append("prompt", prompt.token_ids, prompt.text)
+        while True:
+            if self._room() <= 0:
+                if not self.rewards:
+                    raise PromptTooLong(
+                        f"task {task_id}: the prompt has {len(self.transcript)} tokens and max_context_tokens is "
+                        f"{self.settings.max_context_tokens}; raise it, or leave the task out"
+                    )
+                return await self._truncate("context", "")
+            action = await self._act()
+            if not action.token_ids and action.finish_reason not in ("wall_clock", "abort", "length"):
+                raise EpisodeError(f"the engine ended a turn ({action.finish_reason!r}) without a token")
+            if action.finish_reason == "abort":
+                self._record(action)
+                return self._episode(StopReason.ABORTED)
+            text = self._record(action)
+            if action.finish_reason == "wall_clock":
+                return await self._truncate("wall_clock", text)
+            if action.finish_reason == "length":
+                return await self._truncate("context", text)
+            step = await self._environment(self.env.astep(text), limits.step_s, "step")
+            ended = self._settle(step)
+            if ended is not None:
+                return self._episode(ended)
+            conversation.append({"role": "assistant", "content": text})
+            messages = list(step[4]["messages"])
+            observation = self.renderer.extend(conversation, action.token_ids, messages, tools)
+            conversation += messages
+            if len(observation.token_ids) >= self._room():
+                self.metrics["observation_tokens_dropped"] = len(observation.token_ids)
+                return await self._truncate("context", "")
+            self._append("observation", observation.token_ids, observation.text)
+            if time.monotonic() >= self.deadline:
+                return await self._truncate("wall_clock", "")
+
+    def _task_id(self) -> str:
+        task_ids = self.env.task_ids
+        if not 0 <= self.ticket.task_index < len(task_ids):
+            raise EnvironmentFault(
+                f"ticket {self.ticket.id} asks for {self.ticket.kind} task {self.ticket.task_index}, but "
+                f"{self.settings.env_id} has {len(task_ids)}: runtime and store disagree on the environment's arguments"
+            )
+        return task_ids[self.ticket.task_index]
+
+    def _room(self) -> int:
+        """Tokens that still fit in the context."""
+        return self.settings.max_context_tokens - len(self.transcript)
+
+    def _append(self, kind: Any, token_ids: Sequence[int], text: str) -> None:
+        self.segments.append(Segment(kind=kind, token_ids=tuple(token_ids), text=text))
+        self.transcript += token_ids
+
+    def _record(self, action: _Action) -> str:
+        """Append `action` as it was sampled, and return its text for the environment ("" if it has no token)."""
+        if not action.token_ids:
+            return ""
+        text = self.renderer.decode(action.token_ids)
+        self.segments.append(
+            Segment(
+                kind="action",
+                token_ids=tuple(action.token_ids),
+                text=text,
+                logprobs=tuple(action.logprobs),
+                versions=tuple(action.versions),
+                finish_reason=action.finish_reason,
+            )
+        )
+        self.transcript += action.token_ids
+        self.rewards.append(0.0)
+        return text
+
+    async def _act(self) -> _Action:
+        """Sample one turn. `finish_reason` is the engine's, or "wall_clock"."""
+        budget = min(self.settings.max_tokens_per_turn, self._room())
+        action, fruitless = _Action(), 0
+        while True:
+            sampling = self.settings.sampling.params(
+                max_tokens=budget - len(action.token_ids),
+                stop_token_ids=tuple(self.renderer.stop_token_ids),
+                seed=self._seed(),
+            )
+            completion, timed_out = await self._request(self.transcript + action.token_ids, sampling)
+            action.add(completion)
+            if completion.finish_reason != "abort":
+                return action
+            if timed_out:
+                action.finish_reason = "wall_clock"
+                return action
+            if len(action.token_ids) >= budget:
+                action.finish_reason = "length"
+                return action
+            fruitless = 0 if completion.token_ids else fruitless + 1
+            if fruitless >= FRUITLESS_ABORTS:
+                return action
+            await asyncio.sleep(0.05 * 2**fruitless)
+
+    def _seed(self) -> int | None:
+        """A seed of its own for every request: the same one again would replay the same random numbers."""
+        self.requests += 1
+        if not self.settings.sampling.seeded:
+            return None
+        key = f"{self.ticket.seed}:{self.requests}".encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
+
+    async def _request(self, prompt: list[int], sampling: SamplingParams) -> tuple[Completion, bool]:
+        """One engine request. The second value is true when the episode's wall clock cut it short."""
+        began = time.monotonic()
+        limit = self.settings.limits.generate_s
+        request_id = f"{self.ticket.id}.{self.ticket.attempt}.{self.requests}"
+        left = max(0.0, self.deadline - began)
+        wall_clock = left <= limit
+        task = asyncio.create_task(
+            self.engine.generate(prompt, sampling, request_id=request_id, timeout_s=limit),
+            name=f"generate {request_id}",
+        )
+        try:
+            await asyncio.wait({task}, timeout=left if wall_clock else limit + ABORT_GRACE_S)
+            if task.done():
+                return task.result(), False
+            # Aborting hands over the tokens so far: they were sampled, so they belong to the episode.
+            await asyncio.wait_for(self.engine.abort(request_id), ABORT_GRACE_S)
+            await asyncio.wait({task}, timeout=ABORT_GRACE_S)
+            if not wall_clock:
+                raise EngineFault(f"a turn took longer than limits.generate_s={limit:g} s")
+            if task.done():
+                return task.result(), True
+            return Completion((), (), (), "abort"), True
+        except TimeoutError as error:
+            raise EngineFault(f"the engine did not answer an abort within {ABORT_GRACE_S:g} s") from error
+        finally:
+            self.generate_s += time.monotonic() - began
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(EngineFault, TimeoutError):
+                    await asyncio.wait_for(self.engine.abort(request_id), ABORT_GRACE_S)
+                await asyncio.wait({task}, timeout=ABORT_GRACE_S)
+
+    async def _environment(self, call: Awaitable[T], limit_s: float, stage: str) -> T:
+        """Await the environment within `limit_s`; whatever else it raises becomes an `EnvironmentFault`."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(limit_s):
+                return await call
+        except EnvironmentFault:
+            raise
+        except TimeoutError as error:
+            raise EnvironmentFault(f"{self.settings.env_id}: {stage} took longer than {limit_s:g} s") from error
+        except Exception as error:
+            # An environment is other people's code: its bug voids this episode, not the 63 beside it.
+            log.exception("%s: %s raised", self.settings.env_id, stage)
+            raise EnvironmentFault(f"{self.settings.env_id}: {stage} raised {type(error).__name__}: {error}") from error
+        finally:
+            self.environment_s += time.monotonic() - began
+
+    def _settle(self, step: Step) -> StopReason | None:
+        """Credit a step's reward to the last action, and say how the episode ended, if it did."""
+        _, reward, terminated, truncated, info = step
+        self.rewards[-1] += float(reward)
+        self.metrics.update(info.get("metrics") or {})
+        if terminated:
+            return StopReason.TERMINATED
+        if not truncated:
+            return None
+        try:
+            return StopReason(f"truncated_{info['truncation']}")
+        except (KeyError, ValueError) as error:
+            raise EnvironmentFault(
+                f"{self.settings.env_id}: a truncation must name its reason in info['truncation'], "
+                f"not {info.get('truncation')!r}"
+            ) from error
+
+    async def _truncate(self, reason: str, text: str) -> Episode:
+        """End the episode from outside, graded as it stands; `text` is the action that was cut, if one was."""
+        if not self.rewards:
+            raise EpisodeError(f"task {self._task_id()}: the episode ended ({reason}) before its first action token")
+        step = await self._environment(self.env.atruncate(reason, text), self.settings.limits.step_s, "grading")
+        ended = self._settle(step)
+        if ended is None:
+            raise EnvironmentFault(f"{self.settings.env_id}: atruncate({reason!r}) did not end the episode")
+        return self._episode(ended)
+
+    def _episode(self, stop_reason: StopReason) -> Episode:
+        sampling = self.settings.sampling.params(
+            max_tokens=self.settings.max_tokens_per_turn,
+            stop_token_ids=tuple(self.renderer.stop_token_ids),
+            seed=self.ticket.seed if self.settings.sampling.seeded else None,
+        )
+        figures = {"turns": len(self.rewards), "generate_s": self.generate_s, "environment_s": self.environment_s}
+        return validate(
+            Episode(
+                id=self.ticket.id,
+                env_id=self.settings.env_id,
+                task_id=self._task_id(),
+                segments=tuple(self.segments),
+                turn_rewards=tuple(self.rewards),
+                stop_reason=stop_reason,
+                sampling=sampling,
+                timings=Timings(
+                    issued_at=self.issued_at,
+                    finished_at=time.time(),
+                    generate_s=self.generate_s,
+                    environment_s=self.environment_s,
+                ),
+                worker=self.settings.worker,
+                group_id=self.ticket.group_id,
+                attempt=self.ticket.attempt,
+                metrics={**self.metrics, **figures},
+            )
+        )

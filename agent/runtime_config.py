@@ -1,0 +1,158 @@
+"""The configuration of one agent runtime: a frozen model in which an unknown key is an error that names the key."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from agent.episode import SamplingParams
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message names the key and what to do."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EnvConfig(_Frozen):
+    """Which environment, and with which arguments: `envs.make_core(id, **kwargs)`."""
+
+    id: str
+    kwargs: dict[str, Any] = {}
+
+
+class SamplingConfig(_Frozen):
+    """How actions are sampled; `max_tokens` is set per turn by the runtime, `seed` comes with the ticket."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = -1
+    seeded: bool = False
+    """Derive every request's seed from the ticket's, so that one engine at one version repeats an episode."""
+
+    def params(self, *, max_tokens: int, stop_token_ids: tuple[int, ...], seed: int | None = None) -> SamplingParams:
+        """The engine's sampling parameters for a turn of at most `max_tokens` tokens."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            max_tokens=max_tokens,
+            seed=seed,
+            stop_token_ids=stop_token_ids,
+        )
+
+
+class StageLimits(_Frozen):
+    """How long each stage may take, in seconds. Past a limit the stage has failed, except where the comment differs."""
+
+    reset_s: float = Field(default=60.0, gt=0)
+    step_s: float = Field(default=120.0, gt=0)
+    """One environment step. The policy's own slow code is answered long before; this is for a hung sandbox."""
+    generate_s: float = Field(default=600.0, gt=0)
+    put_s: float = Field(default=30.0, gt=0)
+    """One attempt to deliver an episode; attempts are repeated until `store_patience_s`."""
+    episode_s: float = Field(default=3600.0, gt=0)
+    """Wall clock of a whole episode: past it the episode is truncated ("wall_clock") and graded as it stands."""
+    shutdown_s: float = Field(default=10.0, gt=0)
+    """From the first signal to the end of the process."""
+    store_patience_s: float = Field(default=120.0, gt=0)
+    """How long the store may be away before the runtime stops with an error."""
+    engine_patience_s: float = Field(default=600.0, gt=0)
+    """How long every engine may be away before the runtime stops with an error."""
+
+
+class RuntimeConfig(_Frozen):
+    """Everything that `python -m agent.runtime` needs; see `EXAMPLE` for a file."""
+
+    store: str
+    engines: tuple[str, ...] = Field(min_length=1)
+    model: str
+    """Folder (or hub id) whose tokenizer and chat template render the episodes."""
+    env: EnvConfig
+    evaluation_env: EnvConfig | None = None
+    """Environment of tickets of kind "evaluate"; None: the training environment serves them too."""
+    concurrency: int = Field(default=64, ge=1)
+    sampling: SamplingConfig = SamplingConfig()
+    evaluation_sampling: SamplingConfig | None = None
+    """Sampling of evaluation episodes; None: as in training."""
+    max_context_tokens: int = Field(default=4096, ge=2)
+    """Prompt, actions and observations together. No recorded episode is longer."""
+    max_tokens_per_turn: int = Field(default=1024, ge=1)
+    limits: StageLimits = StageLimits()
+    worker: str = ""
+    progress_every_s: float = Field(default=10.0, gt=0)
+    lease_wait_s: float = Field(default=10.0, gt=0)
+    """How long the store may hold a lease request open while it has no ticket."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("engines", mode="before")
+    @classmethod
+    def _one_engine_may_be_a_string(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @property
+    def worker_name(self) -> str:
+        """`worker`, or a name that no other process of this host has."""
+        return self.worker or f"{socket.gethostname()}-{os.getpid()}"
+
+
+EXAMPLE = """\
+store: http://127.0.0.1:8700
+engines: [http://127.0.0.1:8800]      # several: an episode stays on the engine it started on
+model: runs/tiny/sft                  # tokenizer and chat template
+env:
+  id: sao/PythonTIR-v0
+  kwargs:
+    problems: [{problem: "What is 6*7?", answer: "42"}]
+evaluation_env:                       # optional: the held-out tasks
+  id: sao/PythonTIR-v0
+  kwargs:
+    problems: [{problem: "What is 7*8?", answer: "56"}]
+concurrency: 64
+sampling: {temperature: 1.0, top_p: 1.0}
+max_context_tokens: 4096
+max_tokens_per_turn: 1024
+limits: {reset_s: 60, step_s: 120, generate_s: 600, put_s: 30, episode_s: 3600, shutdown_s: 10, store_patience_s: 120}
+worker: laptop-0
+"""
+
+
+def parse_config(text: str, *, source: str = "the configuration") -> RuntimeConfig:
+    """Read YAML (and so JSON) into a `RuntimeConfig`; raises `ConfigError` in one paragraph."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is neither YAML nor JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"{source} must be a mapping of keys such as `store` and `engines`; see --help for an example"
+        )
+    try:
+        return RuntimeConfig.model_validate(data)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"`{'.'.join(str(part) for part in item['loc'])}`: {_reason(item['type'], item['msg'])}"
+            for item in error.errors()
+        )
+        raise ConfigError(f"{source}: {problems}") from error
+
+
+def _reason(kind: str, message: str) -> str:
+    known = {"extra_forbidden": "unknown key", "missing": "is required"}
+    return known.get(kind, message)
+
+
+def load_config(path: Path) -> RuntimeConfig:
+    """Read a configuration file; raises `ConfigError` when it is missing or wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    return parse_config(text, source=str(path))

@@ -1,0 +1,221 @@
+"""The parts of a runtime beside its slots: where tickets come from, which engine serves, which environments live."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Literal, Protocol
+
+from agent.engines.base import Engine, EngineFault
+from agent.runtime_config import ConfigError, EnvConfig
+from agent.store.protocol import StoreFault, Ticket
+from envs.core import AsyncEnv, EnvironmentFault
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["train", "evaluate"]
+
+
+class Unreachable(RuntimeError):
+    """The store, or every engine, stayed away longer than configured; the message says which, and what to do."""
+
+
+def backoff_s(tries: int, *, first_s: float = 0.1, most_s: float = 10.0) -> float:
+    """Seconds to wait after the `tries`-th failure in a row: exponential, with full jitter so that slots spread."""
+    return random.uniform(0.5, 1.0) * min(most_s, first_s * 2 ** min(tries - 1, 20))
+
+
+class _Leasing(Protocol):
+    async def lease(self, worker: str, count: int, wait_s: float) -> list[Ticket]: ...
+
+
+class TicketSource:
+    """Leases tickets for all idle slots together, so that 64 idle slots make one request and not 64.
+
+    `run` must be running for `next` to return. One lease request is open at a time, for as many tickets as
+    slots are waiting; evaluation tickets are handed out first.
+    """
+
+    def __init__(
+        self,
+        store: _Leasing,
+        worker: str,
+        *,
+        wait_s: float,
+        patience_s: float,
+        gate: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._store, self._worker, self._wait_s, self._patience_s = store, worker, wait_s, patience_s
+        self._gate = gate
+        self._waiting: deque[asyncio.Future[Ticket]] = deque()
+        self._spare: deque[Ticket] = deque()
+        self._wanted = asyncio.Event()
+
+    async def next(self) -> Ticket:
+        """The next ticket for one slot."""
+        if self._spare:
+            return self._spare.popleft()
+        future: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._wanted.set()
+        return await future
+
+    async def run(self) -> None:
+        """Lease until cancelled; raises `Unreachable` when the store stays away longer than `patience_s`."""
+        tries, last_heard = 0, time.monotonic()
+        while True:
+            await self._wanted.wait()
+            await self._gate()
+            await asyncio.sleep(0)  # slots that became idle in this turn of the loop join the request
+            idle = sum(not future.done() for future in self._waiting)
+            try:
+                async with asyncio.timeout(self._wait_s + 30.0):
+                    tickets = await self._store.lease(self._worker, max(1, idle), self._wait_s)
+            except (StoreFault, TimeoutError) as error:
+                tries += 1
+                if time.monotonic() - last_heard > self._patience_s:
+                    raise Unreachable(
+                        f"the store has not answered for {self._patience_s:g} s ({error or 'time limit'}); "
+                        "start it again, or raise limits.store_patience_s"
+                    ) from error
+                log.warning("no tickets: %s", error or "the store did not answer in time")
+                await asyncio.sleep(backoff_s(tries, most_s=5.0))
+                continue
+            tries, last_heard = 0, time.monotonic()
+            if not tickets:
+                # A store without long polling must not be asked in a tight loop.
+                await asyncio.sleep(0.05)
+            self._hand_out(sorted(tickets, key=lambda ticket: ticket.kind != "evaluate"))
+
+    def _hand_out(self, tickets: list[Ticket]) -> None:
+        self._spare.extend(tickets)
+        while self._spare and self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():  # a slot that was cancelled while it waited
+                future.set_result(self._spare.popleft())
+        if not self._waiting:
+            self._wanted.clear()
+
+
+class _Member:
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name, self.engine = name, engine
+        self.load = 0
+        self.suspect = False
+        self.probing = asyncio.Lock()
+
+
+class EnginePool:
+    """Several engines behind one runtime: an episode goes to the least loaded one and stays there.
+
+    Staying keeps the episode's prefix in that engine's cache. An engine that failed is suspect: it gets no
+    episode, and no ticket is leased when no other is left, until its health answers again.
+    """
+
+    def __init__(self, engines: dict[str, Engine], *, patience_s: float) -> None:
+        self._members = [_Member(name, engine) for name, engine in engines.items()]
+        self._patience_s = patience_s
+
+    @contextlib.asynccontextmanager
+    async def pick(self) -> AsyncIterator[Engine]:
+        """The engine of one episode, counted as its load until the block ends."""
+        await self.ready()
+        sound = [member for member in self._members if not member.suspect]
+        member = min(sound, key=lambda m: m.load) if sound else self._members[0]
+        member.load += 1
+        try:
+            yield member.engine
+        except EngineFault:
+            member.suspect = True
+            raise
+        finally:
+            member.load -= 1
+
+    async def ready(self) -> None:
+        """Return once an engine is sound; raises `Unreachable` when all stay away longer than `patience_s`."""
+        began, tries = time.monotonic(), 0
+        while True:
+            await asyncio.gather(*(self._probe(member) for member in self._members if member.suspect))
+            if any(not member.suspect for member in self._members):
+                return
+            tries += 1
+            if time.monotonic() - began > self._patience_s:
+                raise Unreachable(
+                    f"no engine of {', '.join(m.name for m in self._members)} has answered for {self._patience_s:g} s; "
+                    "start one again, or raise limits.engine_patience_s"
+                )
+            await asyncio.sleep(backoff_s(tries, first_s=0.2, most_s=5.0))
+
+    async def _probe(self, member: _Member) -> None:
+        async with member.probing:  # one question at a time, however many slots wait for the answer
+            if not member.suspect:
+                return
+            try:
+                async with asyncio.timeout(10.0):
+                    await member.engine.health()
+            except (EngineFault, TimeoutError) as error:
+                log.warning("engine %s is away: %s", member.name, error or "time limit")
+            else:
+                member.suspect = False
+
+    def loads(self) -> str:
+        """For the log: how many episodes each engine serves."""
+        return ", ".join(f"{m.name} {m.load}{' (away)' if m.suspect else ''}" for m in self._members)
+
+
+class SlotEnvs:
+    """The environments of one slot: made when first needed, used again for every episode, closed with the slot.
+
+    Held-out tickets have their own environment if there is a configuration for it. After a fault the
+    environment is discarded, because nobody knows what state its machinery is in.
+    """
+
+    def __init__(
+        self, make: Callable[[EnvConfig], AsyncEnv], training: EnvConfig, evaluation: EnvConfig | None, limit_s: float
+    ) -> None:
+        self._make, self._limit_s = make, limit_s
+        self._configs: dict[Kind, EnvConfig] = {"train": training, "evaluate": evaluation or training}
+        self._open: dict[Kind, AsyncEnv] = {}
+
+    async def get(self, kind: Kind) -> AsyncEnv:
+        """The environment for tickets of `kind`; raises `EnvironmentFault` when it cannot be made in time."""
+        if kind not in self._open:
+            config = self._configs[kind]
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    # In a thread: building an environment may read files or a data set.
+                    self._open[kind] = await asyncio.to_thread(self._make, config)
+            except TimeoutError as error:
+                raise EnvironmentFault(f"making {config.id} took longer than {self._limit_s:g} s") from error
+            except EnvironmentFault:
+                raise
+            except Exception as error:
+                # Wrong arguments stay wrong: better to say so once than to fail every ticket.
+                raise ConfigError(f"`env`: cannot make {config.id}: {type(error).__name__}: {error}") from error
+        return self._open[kind]
+
+    async def discard(self, kind: Kind, limit_s: float) -> None:
+        """Close one environment; the next `get` makes a new one."""
+        env = self._open.pop(kind, None)
+        if env is not None:
+            await _close(env, limit_s)
+
+    async def close(self, limit_s: float) -> None:
+        """Close them all, within `limit_s` seconds together."""
+        envs, self._open = list(self._open.values()), {}
+        await asyncio.gather(*(_close(env, limit_s) for env in envs))
+
+
+async def _close(env: AsyncEnv, limit_s: float) -> None:
+    try:
+        async with asyncio.timeout(limit_s):
+            await env.aclose()
+    except TimeoutError:
+        log.error("%s did not close within %g s", type(env).__name__, limit_s)
+    except EnvironmentFault as fault:
+        log.error("%s did not close: %s", type(env).__name__, fault)
