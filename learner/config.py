@@ -1,0 +1,278 @@
+"""The recipe: one pydantic model a process, read from YAML, overridden by dotted `key=value` words.
+
+Unknown keys and impossible combinations are errors that name the key.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from agent.runtime_config import EnvConfig, SamplingConfig, StageLimits
+from learner.algorithms import get_algorithm
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be run; the message names the key and says what to write instead."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TinyModelConfig(_Section):
+    """A model made on the spot: Qwen3-MoE (`experts` > 0) or dense Qwen3, with its own BPE tokenizer."""
+
+    vocab_size: int = 384
+    hidden_size: int = 64
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    experts: int = 8
+    experts_per_token: int = 2
+    expert_width: int = 64
+    init_std: float = 0.05
+    max_context: int = 1024
+
+
+class ModelConfig(_Section):
+    """`path`: a folder in Hugging Face format (weights, config, tokenizer, chat template); or else `tiny`.
+
+    Exactly one of the two. `dtype` is the dtype of the trained weights; `experts_implementation` and
+    `attention_implementation` are transformers' own names.
+    """
+
+    path: Path | None = None
+    tiny: TinyModelConfig | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    attention_implementation: str = "sdpa"
+    experts_implementation: str | None = "grouped_mm"
+    trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelConfig:
+        if (self.path is None) == (self.tiny is None):
+            raise ValueError("give either `path` (an existing model) or `tiny` (a model made here), not both or none")
+        return self
+
+
+class OptimizerConfig(_Section):
+    """AdamW with linear warm-up (steps) and a gradient-norm clip; `final_lr_ratio` < 1 lets the rate fall linearly."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    warmup_steps: int = 10
+    clip_norm: float = 1.0
+    final_lr_ratio: float = Field(default=1.0, ge=0, le=1)
+
+
+class SFTConfig(_Section):
+    """Cold start: `clean_steps` on faultless traces, then `imperfect_steps` on traces with mistakes.
+
+    `traces` is a JSONL of message lists instead of the script's own traces.
+    """
+
+    traces: Path | None = None
+    clean_traces: int = 12_000
+    imperfect_traces: int = 2_000
+    error_rate: float = Field(default=0.3, ge=0, le=1)
+    clean_steps: int = 740
+    imperfect_steps: int = 60
+    batch_size: int = 32
+    optimizer: OptimizerConfig = OptimizerConfig(lr=5e-3, betas=(0.9, 0.98), warmup_steps=20, final_lr_ratio=0.1)
+
+
+class ValuePretrainingConfig(_Section):
+    """The critic before RL: regression on returns of the cold-started policy's own episodes."""
+
+    episodes: int = 1024
+    held_out_episodes: int = 256
+    steps: int = 60
+    batch_size: int = 128
+    trainable: Literal["experts", "mlp", "lora", "all"] = "all"
+    optimizer: OptimizerConfig = OptimizerConfig(lr=2e-3, warmup_steps=5)
+
+
+class LearnerConfig(_Section):
+    """The update. `None` means the algorithm's own value (see docs/algorithms.md)."""
+
+    algorithm: str = "sao"
+    steps: int = 60
+    batch_size: int = 128
+    policy: OptimizerConfig = OptimizerConfig(lr=1e-6)
+    critic: OptimizerConfig = OptimizerConfig(lr=5e-6)
+    critic_only_steps: int = 0
+    critic_updates: int | None = None
+    critic_trainable: Literal["experts", "mlp", "lora", "all"] | None = None
+    eps_low: float | None = None
+    eps_high: float | None = None
+    gamma: float = 1.0
+    alpha: float = 1.5
+    advantage_scale: Literal["none", "std"] = "none"
+    truncation: Literal["terminal", "bootstrap", "drop"] = "terminal"
+    micro_batch_tokens: int = 16_384
+    max_padding: float = 0.05
+    logprob_chunk: int = 8_192
+    checkpoint_every: int = 1
+    keep_checkpoints: int = 2
+    evaluate_every: int = 10
+    shuffle_rewards: bool = False
+    parity_threshold: float = 0.05
+    store_patience_s: float = 30.0
+    publication_timeout_s: float = 60.0
+    tracker: str | None = "tensorboard"
+
+    @model_validator(mode="after")
+    def _known_algorithm(self) -> LearnerConfig:
+        algorithm = get_algorithm(self.algorithm)
+        if self.batch_size % algorithm.samples_per_prompt:
+            raise ValueError(
+                f"batch_size {self.batch_size} is no multiple of the {algorithm.samples_per_prompt} samples "
+                f"a prompt of {self.algorithm!r}"
+            )
+        if self.truncation == "bootstrap" and algorithm.baseline not in ("critic", "vtrace"):
+            raise ValueError(f"truncation 'bootstrap' needs a critic, and {self.algorithm!r} has none")
+        return self
+
+
+class EngineConfig(_Section):
+    """Where tokens come from: `urls` of engines that run, or none, and then one is started here (`launch`)."""
+
+    urls: tuple[str, ...] = ()
+    launch: Literal["local"] = "local"
+    max_sequences: int = 64
+    max_context: int = 1024
+    threads: int = 1
+
+
+class RuntimeSection(_Section):
+    """How episodes are run, in the runtime's own terms; with `launch` the runtime is a child of the learner."""
+
+    launch: bool = True
+    concurrency: int = Field(64, ge=1)
+    sampling: SamplingConfig = SamplingConfig()
+    max_tokens_per_turn: int = Field(1024, ge=1)
+    max_context_tokens: int = Field(4096, ge=2)
+    limits: StageLimits = StageLimits()
+
+
+class StoreConfig(_Section):
+    """The ready queue. `max_lag`: how many versions rollouts may run ahead of training (the staleness budget)."""
+
+    url: str | None = None
+    max_lag: int = 4
+    max_ready: int = 512
+    stale_policy: Literal["train", "drop"] = "train"
+    max_lag_at_claim: int = 16
+    order: Literal["completion", "window", "quota"] = "completion"
+
+
+class EvaluationConfig(_Section):
+    """Held-out evaluation on a pinned version."""
+
+    env: EnvConfig | None = None
+    tasks: int = 256
+    samples: int = 1
+    timeout_s: float = 600.0
+
+
+class Recipe(_Section):
+    """Everything a run needs; the resolved recipe is saved with the run."""
+
+    name: str
+    runs_dir: Path = Path("runs")
+    seed: int = 0
+    model: ModelConfig
+    env: EnvConfig = EnvConfig(id="sao/PythonTIR-v0")
+    evaluation: EvaluationConfig = EvaluationConfig()
+    sft: SFTConfig | None = None
+    value_pretraining: ValuePretrainingConfig | None = None
+    learner: LearnerConfig = LearnerConfig()
+    engine: EngineConfig = EngineConfig()
+    runtime: RuntimeSection = RuntimeSection()
+    store: StoreConfig = StoreConfig()
+
+    @property
+    def run_dir(self) -> Path:
+        return self.runs_dir / self.name
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        if self.runtime.sampling.top_p != 1.0 or self.runtime.sampling.top_k != -1:
+            raise ValueError(
+                "runtime.sampling.top_p and top_k must stay 1.0 and -1: the learner cannot reproduce a truncated "
+                "distribution, so every ratio would be wrong"
+            )
+        if self.runtime.sampling.temperature <= 0:
+            raise ValueError("runtime.sampling.temperature must be above 0: greedy actions have no log-probs to learn from")
+        if self.runtime.max_context_tokens > self.engine.max_context:
+            raise ValueError("runtime.max_context_tokens is larger than engine.max_context")
+        if self.store.max_ready < self.learner.batch_size:
+            raise ValueError("store.max_ready is smaller than learner.batch_size: a batch could never fill")
+        algorithm = get_algorithm(self.learner.algorithm)
+        if self.store.order != "completion" and algorithm.samples_per_prompt > 1:
+            raise ValueError(f"store.order {self.store.order!r} works on single rollouts; {self.learner.algorithm!r} groups")
+        return self
+
+
+DEFAULT_RECIPE = "tir_tiny.yaml"
+
+
+def load_recipe(path: Path | None, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe (None: the tiny one that ships with the package) and apply `a.b=value` overrides.
+
+    Raises `RecipeError` with one paragraph that names the file and the key.
+    """
+    source = path if path is not None else resources.files("recipes") / DEFAULT_RECIPE
+    try:
+        data = yaml.safe_load(source.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RecipeError(f"there is no recipe at {path}; recipes ship in the folder recipes/") from error
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{source} is not valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise RecipeError(f"{source} must hold a mapping of keys, got {type(data).__name__}")
+    for word in overrides or []:
+        _override(data, word)
+    return parse_recipe(data, str(source))
+
+
+def parse_recipe(data: dict[str, Any], source: str = "the recipe") -> Recipe:
+    """Check plain data against the schema; `RecipeError` names every wrong key."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            key = ".".join(str(part) for part in item["loc"]) or "(whole recipe)"
+            hint = "unknown key" if item["type"] == "extra_forbidden" else item["msg"].removeprefix("Value error, ")
+            lines.append(f"{key}: {hint}")
+        raise RecipeError(f"{source}: " + "; ".join(lines)) from error
+
+
+def save_recipe(recipe: Recipe, path: Path) -> None:
+    """Write the resolved recipe, so that the run can be repeated from its folder alone."""
+    path.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+
+
+def _override(data: dict[str, Any], word: str) -> None:
+    key, separator, value = word.partition("=")
+    if not separator or not key:
+        raise RecipeError(f"cannot read the override {word!r}: write it as section.key=value, e.g. learner.steps=20")
+    *parents, last = key.split(".")
+    for parent in parents:
+        data = data.setdefault(parent, {})
+        if not isinstance(data, dict):
+            raise RecipeError(f"cannot set {key}: {parent} is a value, not a section")
+    # YAML 1.1 reads 2e-6 as a string, people don't.
+    try:
+        data[last] = float(value) if "e" in value.lower() and value[:1] in "+-.0123456789" else yaml.safe_load(value)
+    except ValueError:
+        data[last] = yaml.safe_load(value)
