@@ -1,0 +1,86 @@
+"""Registers this project's environments the moment Gymnasium is imported, and costs next to nothing until then.
+
+Gymnasium 1.x finds no plugins by itself. The wheel therefore ships this file a second time, at the top level as
+`_sao_gymnasium_hook`, with a `.pth` file that imports it at interpreter start; `import envs` uses it too. It imports
+only `sys`, which is already there. `SAO_NO_GYMNASIUM_HOOK=1` in the environment turns the `.pth` file off.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # `typing` is not worth its import time at interpreter start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+ENVIRONMENTS = {"sao/PythonTIR-v0": "envs.python_tir.env:PythonTIR"}
+"""Every environment: Gymnasium id to the `module:class` of its asynchronous core."""
+
+_TARGET = "gymnasium.envs.registration"
+
+
+def register(registration: ModuleType) -> None:
+    """Register what is missing from `registration.registry` (the module `gymnasium.envs.registration`)."""
+    for env_id in ENVIRONMENTS:
+        if env_id not in registration.registry:
+            registration.register(id=env_id, entry_point="envs.facade:TextEnv", kwargs={"core": env_id})
+
+
+def _register_or_warn(registration: ModuleType) -> None:
+    # Someone who imports Gymnasium for another purpose must not be stopped by a plugin of theirs that fails.
+    try:
+        register(registration)
+    except Exception as error:
+        import warnings
+
+        warnings.warn(f"the sao/ environments could not be registered with Gymnasium: {error!r}", stacklevel=2)
+
+
+def _call_after(loader: Any, then: Callable[[ModuleType], None]) -> None:
+    """Make `loader` call `then(module)` once it has executed a module."""
+    execute = getattr(loader, "exec_module", None)
+    if execute is None:
+        return
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        then(module)
+
+    try:  # noqa: SIM105 (contextlib would be imported at interpreter start)
+        loader.exec_module = exec_module
+    except AttributeError:  # a loader without a __dict__: the module loads all the same, and `import envs` registers
+        pass
+
+
+class _Finder:
+    """Waits on `sys.meta_path` for one module, lets the other finders find it, and steps away."""
+
+    sao_gymnasium_hook = True
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _TARGET:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find else None
+            if spec is None:
+                continue
+            _call_after(spec.loader, _register_or_warn)
+            return spec
+        return None
+
+
+def install() -> None:
+    """Register now if Gymnasium is imported already, else when it will be. Calling it again changes nothing."""
+    registration = sys.modules.get(_TARGET)
+    if registration is not None and hasattr(registration, "register"):
+        _register_or_warn(registration)
+    elif not any(getattr(finder, "sao_gymnasium_hook", False) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
