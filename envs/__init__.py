@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from envs._gymnasium_hook import ENVIRONMENTS, install
+from _sao_gymnasium_hook import ENVIRONMENTS, install
 from envs.core import AsyncEnv, EnvironmentFault
 
 __all__ = ["ENVIRONMENTS", "AsyncEnv", "EnvironmentFault", "make_core"]

@@ -142,7 +142,9 @@ class PythonTIR(AsyncEnv):
         Raises `ProblemSourceError` for problems that cannot be loaded and `ValueError` for an unknown task id.
         """
         await self._end()
-        problems = self._problems or await asyncio.to_thread(self._load)
+        problems = self._problems
+        if problems is None:
+            problems = await asyncio.to_thread(self._load)
         if seed is not None:
             self._random.seed(seed)
         task_id = (options or {}).get("task_id")

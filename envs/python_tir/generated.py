@@ -37,8 +37,9 @@ class ReasoningGym:
 
     `families` maps a reasoning-gym task name to its configuration, or to a list of configurations; each may have a
     `weight` (default 1), a `question` (a format string over the item's `question` and metadata, replacing the
-    package's wording) and `skip_answers` (a list: items with such an answer are drawn again). Ids are `<family>/<seed>-<index>`. Give training and held-out sets seeds that are millions
-    apart, and `exclude` the held-out set from the training set.
+    package's wording) and `skip_answers` (a list: items with such an answer are drawn again).
+    Ids are `<family>/<seed>-<index>`. Give training and held-out sets seeds that are millions apart, and `exclude`
+    the held-out set from the training set.
     """
 
     def __init__(

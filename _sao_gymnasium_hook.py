@@ -1,8 +1,8 @@
 """Registers this project's environments the moment Gymnasium is imported, and costs next to nothing until then.
 
-Gymnasium 1.x finds no plugins by itself. The wheel therefore ships this file a second time, at the top level as
-`_sao_gymnasium_hook`, with a `.pth` file that imports it at interpreter start; `import envs` uses it too. It imports
-only `sys`, which is already there. `SAO_NO_GYMNASIUM_HOOK=1` in the environment turns the `.pth` file off.
+Gymnasium 1.x finds no plugins by itself. The wheel therefore has this file at the top level, with a `.pth` file that
+imports it at interpreter start; `import envs` uses it too. It imports only `sys`, which is there already. With
+`SAO_NO_GYMNASIUM_HOOK=1` in the environment the `.pth` file does nothing.
 """
 
 from __future__ import annotations
