@@ -84,7 +84,7 @@ class ChatRenderer:
             if index is None:
                 raise ChatTemplateError(f"{folder}: eos_token {specials['eos_token']!r} is not in tokenizer.json")
             eos_ids.append(index)
-        return cls(template, ChatTokenizer(tokenizer, template.source), eos_ids)
+        return cls(template, ChatTokenizer(tokenizer), eos_ids)
 
     def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None) -> Rendering:
         """The prompt: `messages` and the tool schemas, up to and including the generation prompt."""

@@ -142,8 +142,6 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template of {folder} does not compile: {error}") from error
         self._folder = folder
         self._variables = dict(variables)
-        self.source = "\0".join(sources.values())
-        """All the template text there is, to ask whether a token is one that the template writes."""
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, *, add_generation_prompt: bool

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from agent.chat_template import ChatTemplateError
 
+_BLANKS = " \t\r\n\u2581"
 _MARKS = [chr(code) for code in range(0xE000, 0xF900)]
 
 
@@ -49,17 +50,12 @@ def load_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
 class ChatTokenizer:
     """Encodes rendered chats. `control` are the added tokens that content must not be able to spell."""
 
-    def __init__(self, tokenizer: Tokenizer, template_source: str) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        added = {token.content: (index, token) for index, token in tokenizer.get_added_tokens_decoder().items()}
-        self._ids = {content: index for content, (index, _) in added.items()}
-        # Added tokens that are neither special nor written by the template are ordinary vocabulary (runs of blanks,
-        # HTML tags): content keeps them. One character cannot be broken, and no template builds on one.
-        self.control = frozenset(
-            content
-            for content, (_, token) in added.items()
-            if len(content) > 1 and (token.special or content in template_source)
-        )
+        self._ids = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
+        # Also those not flagged special: `<tool_call>` and `<think>` often are not. Runs of blanks, which some
+        # tokenizers add too, are ordinary text, and one character cannot be broken (no template builds on one).
+        self.control = frozenset(content for content in self._ids if len(content) > 1 and content.strip(_BLANKS))
         self._added = _alternatives(self._ids)
         self._patterns: dict[frozenset[str], re.Pattern[str]] = {}
 

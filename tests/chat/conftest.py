@@ -6,11 +6,17 @@ families' special tokens, flags (`<tool_call>` and `<think>` are added but not s
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from agent.chat import ChatRenderer
 
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -205,17 +211,65 @@ def _qwen(folder: Path, template: str) -> Path:
     )
 
 
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Model folders by family."""
-    root = tmp_path_factory.mktemp("models")
-    llama = write_model(
-        root / "llama3",
-        LLAMA3,
+def _llama(folder: Path, template: str) -> Path:
+    return write_model(
+        folder,
+        template,
         special=_LLAMA_SPECIAL,
         added=[],
         tokens={"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
         eos=["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"],
         ignore_merges=True,
     )
-    return {"qwen3": _qwen(root / "qwen3", QWEN3), "chatml": _qwen(root / "chatml", CHATML), "llama3": llama}
+
+
+def published_templates() -> dict[str, Path]:
+    """The families' published templates, read from the `trl` distribution where that is installed."""
+    spec = importlib.util.find_spec("trl")  # finds it without importing it
+    if spec is None or not spec.submodule_search_locations:
+        return {}
+    root = Path(spec.submodule_search_locations[0]) / "chat_templates"
+    names = ("qwen3", "qwen3_instruct_2507", "qwen2_5", "llama3", "llama3_1", "llama3_2")
+    paths = {name: root / f"{name}.jinja" for name in names}
+    return {f"published-{name}": path for name, path in paths.items() if path.is_file()}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`family`: every template; `thinking_family`: those that strip thinking."""
+    published = list(published_templates())
+    if "thinking_family" in metafunc.fixturenames:
+        metafunc.parametrize("thinking_family", ["qwen3", *(name for name in published if name == "published-qwen3")])
+    if "family" in metafunc.fixturenames:
+        metafunc.parametrize("family", ["qwen3", "chatml", "llama3", *published])
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Model folders by family."""
+    root = tmp_path_factory.mktemp("models")
+    makers: dict[str, tuple[Callable[[Path, str], Path], str]] = {
+        "qwen3": (_qwen, QWEN3),
+        "chatml": (_qwen, CHATML),
+        "llama3": (_llama, LLAMA3),
+    }
+    for name, path in published_templates().items():
+        makers[name] = (_llama if "llama" in name else _qwen, path.read_text())
+    return {name: make(root / name, template) for name, (make, template) in makers.items()}
+
+
+@pytest.fixture(scope="session")
+def renderer_of(folders: dict[str, Path]) -> Callable[..., ChatRenderer]:
+    """`renderer_of(family, **template_kwargs)`."""
+
+    @functools.cache
+    def load(family: str, **template_kwargs: bool) -> ChatRenderer:
+        return ChatRenderer.from_pretrained(folders[family], template_kwargs=template_kwargs)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def reference_of(folders: dict[str, Path]) -> Callable[[str], Any]:
+    """`reference_of(family)`: transformers' own tokenizer of the same folder."""
+    transformers = pytest.importorskip("transformers")
+    return functools.cache(lambda family: transformers.AutoTokenizer.from_pretrained(folders[family]))
