@@ -15,6 +15,18 @@ class EngineFault(RuntimeError):
     """The engine failed (down, 5xx, bad answer, time limit): an infrastructure fault. The message says what to do."""
 
 
+class EngineRefused(EngineFault):
+    """The engine understood and refused (4xx, `status`): the same request will be refused again."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ContextOverflow(EngineRefused):
+    """The prompt leaves no room for a token in the engine's context."""
+
+
 class Completion(msgspec.Struct, frozen=True):
     """One sampled action. The three sequences have one entry a token.
 
