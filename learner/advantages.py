@@ -319,7 +319,8 @@ def _next_state(
 def _discounted_sum(delta: Float[Tensor, "B L"], decay: Float[Tensor, "B K"]) -> Float[Tensor, "B L"]:
     """x_t = delta_t + decay_t * x_{t+1} for every row, by doubling: after k passes x_t covers 2^k terms.
 
-    No division and no power above 1, so it is as stable as the loop it replaces. `decay` has one column (K = 1) or one per step.
+    No division and no power above 1, so it is as stable as the loop it replaces. `decay` has one column (K = 1)
+    or one per step.
     """
     total, length = delta, delta.shape[1]
     decay = decay.expand_as(delta) if decay.shape[1] != 1 else decay

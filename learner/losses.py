@@ -212,9 +212,10 @@ def icepop_loss(
 
         -M(k) * min(r A, clip(r, 1-low, 1+high) A),    k = pi_old / mu, r = pi / pi_old
 
-    with M(k) = k in [alpha, beta] and 0 elsewhere. `rollout_logprobs` are mu, the engine's; `old_logprobs` the learner's at the start of the step. The mask's interval
-    is closed, and its decision and weight are constants. `gated_low` and `gated_high` count tokens that the mask
-    drops; `clipped` those whose PPO clip is active on top. Raises `ValueError` unless 0 <= alpha <= beta.
+    with M(k) = k in [alpha, beta] and 0 elsewhere. `rollout_logprobs` are mu, the engine's; `old_logprobs` the
+    learner's at the start of the step. The mask's interval is closed; its decision and its weight are constants.
+    `gated_low` and `gated_high` count tokens that the mask drops; `clipped` those whose PPO clip is active on top.
+    Raises `ValueError` unless 0 <= alpha <= beta.
     """
     mask = as_mask(action_mask)
     require_shape(mask, logprobs=logprobs, rollout_logprobs=rollout_logprobs)
