@@ -22,6 +22,7 @@ from agent.chat_tokens import ChatTokenizer, load_tokenizer
 __all__ = ["ChatRenderer", "ChatTemplateError", "Message", "Rendering"]
 
 _SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_PROBE = "\uf8ff"  # content that no template writes
 _TRUSTED_ROLES = ("system", "developer", "assistant")
 
 
@@ -54,6 +55,7 @@ class ChatRenderer:
         self._template = template
         self._tokenizer = tokenizer
         self._turn_markers = frozenset[str]()
+        self._turn_ends = frozenset[int]()
         self.turn_end_id: int | None = None
         """The token with which the template ends an assistant turn; None where it writes no single token."""
         self._probe()
@@ -121,7 +123,7 @@ class ChatRenderer:
         """
         ids, text = self._after_action(transcript, messages, tools, add_generation_prompt=True)
         if action_ids and action_ids[-1] in self.stop_token_ids:
-            ids, text = self._without_turn_end(ids, text)
+            ids, text = self._without_turn_end(ids, text, action_ids[-1])
         return Rendering(ids, text)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -168,24 +170,27 @@ class ChatRenderer:
         text = text.partition(placeholder)[2]
         return self._tokenizer.encode(text, mark), self._tokenizer.strip_marks(text, mark)
 
-    def _without_turn_end(self, ids: tuple[int, ...], text: str) -> tuple[tuple[int, ...], str]:
+    def _without_turn_end(self, ids: tuple[int, ...], text: str, sampled: int) -> tuple[tuple[int, ...], str]:
         """`ids` and `text` without what ends the turn, if that is the first thing in them (blanks aside)."""
         for position, index in enumerate(ids):
-            if index in self.stop_token_ids:
-                token = self._token(index)
-                return ids[position + 1 :], text.partition(token)[2]
+            if index in self._turn_ends or index == sampled:
+                return ids[position + 1 :], text.partition(self._token(index))[2]
             if self._tokenizer.tokenizer.decode([index], skip_special_tokens=False).strip():
                 break
         return ids, text
 
     def _probe(self) -> None:
-        """Learn from two small renderings how turns are ended, and which tokens frame them."""
-        user = {"role": "user", "content": "x"}
+        """Learn from three small renderings which tokens frame a turn, and how an assistant's is ended."""
+        user = {"role": "user", "content": _PROBE}
         framed = self._template.render([user], None, add_generation_prompt=False)
         self._turn_markers = frozenset(token for token in self._tokenizer.control if token in framed)
-        ids, text = self._after_action([user], [], None, add_generation_prompt=False)
-        if ids and self._token(ids[0]) in self._tokenizer.control and text.startswith(self._token(ids[0])):
-            self.turn_end_id = ids[0]
+        last = self._tokenizer.leading_controls(self._after_action([user], [], None, add_generation_prompt=False)[1])
+        self.turn_end_id = last[0] if last else None
+        # An earlier turn may end in another token than the last one. Some templates end no turn: there the first
+        # token is the one that opens the next, and it is alone before the content.
+        earlier = self._after_action([user], [user], None, add_generation_prompt=False)[1]
+        between = self._tokenizer.leading_controls(earlier.partition(_PROBE)[0])
+        self._turn_ends = frozenset([*last[:1], *(between[:1] if len(between) > 1 else [])])
 
     def _marked(self, messages: Sequence[Message], mark: str) -> list[Message]:
         return [

@@ -102,6 +102,12 @@ class ChatTokenizer:
         """`text` as it reads without marks."""
         return re.sub(f"{mark}|{re.escape(_escaped(mark))}", "", text, flags=re.IGNORECASE)
 
+    def leading_controls(self, text: str) -> list[int]:
+        """The ids of all control tokens in `text`, in order, if it starts with one (blanks aside); else none."""
+        found = [self._ids[match[0]] for match in self._added.finditer(text) if match[0] in self.control]
+        first = self._added.match(text.lstrip())
+        return found if first and first[0] in self.control else []
+
     def ids_of(self, tokens: Collection[str]) -> set[int]:
         """The ids of those of `tokens` that are added tokens."""
         return {self._ids[token] for token in tokens if token in self._ids}
