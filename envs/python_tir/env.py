@@ -66,7 +66,9 @@ class PythonTIR(AsyncEnv):
     may take. `max_context_chars`: characters of all messages together. `wall_clock_s`: seconds from reset to the end.
     `call_timeout_s`: seconds one tool call may take (longer is an observation, not a fault). `system_prompt`: None
     for the default, "" for none. `prompt_template`: holds `{problem}`. `sandbox`: "auto" or a backend's name.
-    `memory_mb`, `output_bytes`: limits of the interpreter. `tool=False` is the control without the tool.
+    `memory_mb`, `output_bytes`: limits of the interpreter; `spares`: interpreters kept warm, for all environments of
+    an event loop together. `tool=False` is the control: the same prompt, but every call is answered with a refusal.
+    `reward_correct`, `reward_wrong`: what the grade is worth. `grader_workers`, `grader_timeout_s`: the grader's.
     """
 
     def __init__(
@@ -154,7 +156,11 @@ class PythonTIR(AsyncEnv):
             raise ValueError(f"there is no task {task_id!r}; the first is {problems.task_id(0)!r}") from None
         self._problem = problem = problems[index]
         if self._machinery is None:
-            self._machinery = acquire(self._settings)
+            try:
+                self._machinery = acquire(self._settings)
+            except SandboxFault as error:
+                self._problem = None
+                raise EnvironmentFault(f"no Python sandbox: {error}") from error
         self._begin_counts()
         if self._wall_clock_s is not None:
             self._deadline = time.monotonic() + self._wall_clock_s
@@ -165,15 +171,12 @@ class PythonTIR(AsyncEnv):
         self._context_chars = sum(len(message["content"]) for message in messages)
         return prompt, {
             "messages": messages,
-            "tools": self._tools() if self._tool_format == "hermes" and self._tool else [],
+            # Shown in the control without the tool as well: the prompt must not be the difference between the two.
+            "tools": [copy.deepcopy(PYTHON_TOOL)] if self._tool_format == "hermes" else [],
             "task_id": problem.task_id,
             "family": problem.family,
             "segment": "prompt",
         }
-
-    @staticmethod
-    def _tools() -> list[dict[str, Any]]:
-        return [copy.deepcopy(PYTHON_TOOL)]
 
     async def astep(self, action: str) -> Step:
         """Carry out a tool call, or grade the answer.

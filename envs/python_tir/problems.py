@@ -222,6 +222,10 @@ def check_spec(spec: Spec) -> None:
         raise ProblemSourceError(f"problems must be a list, a source or a preset's name, not {type(spec).__name__}")
     elif not spec:
         raise ProblemSourceError("the list of problems is empty: it needs at least one")
+    else:
+        for entry in spec:
+            if isinstance(entry, str) or "source" in entry:
+                check_spec(entry)
 
 
 # Re-entrant: a mix loads its parts, and an `exclude` loads another set. A thread lock, since facades of one
@@ -237,7 +241,7 @@ def _load(spec: Spec) -> ProblemSet:
     if isinstance(spec, Mapping):
         options = {key: value for key, value in spec.items() if key not in ("source", "weight")}
         return _SOURCES[spec["source"]](options)
-    if all(isinstance(entry, Mapping) and "source" not in entry for entry in spec):
+    if not any(isinstance(entry, str) or "source" in entry for entry in spec):
         return _inline(spec)
     sets = [load_problems({k: v for k, v in e.items() if k != "weight"} if isinstance(e, Mapping) else e) for e in spec]
     weights = [float(entry.get("weight", 1.0)) if isinstance(entry, Mapping) else 1.0 for entry in spec]
