@@ -1,0 +1,187 @@
+"""Tools of the runtime's tests: a small chat model folder, a scripted engine and a scripted environment.
+
+The engine and the environment are real implementations of their protocols: they say what a test tells them to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.chat import ChatRenderer
+from agent.engines.base import Completion, EngineFault, EngineHealth
+from agent.episode import SamplingParams
+from agent.rollout import RolloutSettings
+from agent.runtime_config import SamplingConfig, StageLimits
+from agent.store.protocol import Ticket
+from envs.core import AsyncEnv, Step
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_model_folder(folder: Path) -> Path:
+    """A byte-level tokenizer (one token a byte) with a ChatML template: enough of a model folder to render chats."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+Reply = str | Completion | Exception
+
+
+class ScriptedEngine:
+    """Says `script(prompt_text, turn)`; a string is sampled token by token at `version`, with log-prob -0.5 each.
+
+    `hold`: an event that replies wait for; an abort ends the wait with the first `partial` tokens of the reply.
+    """
+
+    def __init__(self, renderer: ChatRenderer, script: Callable[[str, int], Reply], *, version: int = 0) -> None:
+        self.renderer, self.script, self.version = renderer, script, version
+        self.requests: list[tuple[list[int], SamplingParams]] = []
+        self.aborted: list[str] = []
+        self.running: dict[str, asyncio.Event] = {}
+        self.started = asyncio.Event()
+        self.hold: asyncio.Event | None = None
+        self.partial = 3
+        self.down = False
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Completion:
+        if self.down:
+            raise EngineFault("the scripted engine is down")
+        self.requests.append((list(prompt_ids), sampling))
+        reply = self.script(self.renderer.decode(list(prompt_ids)), len(self.requests) - 1)
+        if isinstance(reply, Exception):
+            raise reply
+        if isinstance(reply, Completion):
+            return reply
+        ids = self.renderer.encode_action(reply)
+        if self.hold is not None:
+            aborted = self.running[request_id or ""] = asyncio.Event()
+            self.started.set()
+            waits = [asyncio.create_task(self.hold.wait()), asyncio.create_task(aborted.wait())]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                del self.running[request_id or ""]
+                for wait in waits:
+                    wait.cancel()
+                await asyncio.gather(*waits, return_exceptions=True)
+            if aborted.is_set():
+                return self.completion(ids[: self.partial], "abort")
+        if len(ids) > sampling.max_tokens:
+            return self.completion(ids[: sampling.max_tokens], "length")
+        return self.completion(ids, "stop")
+
+    def completion(self, ids: Sequence[int], finish_reason: str) -> Completion:
+        n = len(ids)
+        return Completion(tuple(ids), (-0.5,) * n, (self.version,) * n, finish_reason)
+
+    async def publish(self, version: int, weights: Path) -> None:
+        self.version = version
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        if request_id in self.running:
+            self.running[request_id].set()
+
+    async def health(self) -> EngineHealth:
+        if self.down:
+            raise EngineFault("the scripted engine is down")
+        return EngineHealth(version=self.version, running=len(self.running), waiting=0, max_context=4096)
+
+    async def close(self) -> None: ...
+
+
+class EchoEnv(AsyncEnv):
+    """Answers "more" with what it was told, ends on anything else; reward 1 for an answer that holds "right"."""
+
+    def __init__(
+        self, *, tasks: int = 3, turns: int = 50, on_step: Callable[[str], Any] | None = None, prompt: str = "Say it."
+    ) -> None:
+        self.tasks, self.turns, self.on_step, self.prompt = tasks, turns, on_step, prompt
+        self.taken = 0
+        self.log: list[tuple[str, str]] = []
+        self.closed = 0
+
+    @property
+    def task_ids(self) -> Sequence[str]:
+        return [f"echo-{i}" for i in range(self.tasks)]
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        self.taken = 0
+        self.log.append(("reset", (options or {})["task_id"]))
+        messages = [{"role": "user", "content": self.prompt}]
+        return self.prompt, {"messages": messages, "tools": [], "segment": "prompt"}
+
+    async def astep(self, action: str) -> Step:
+        self.log.append(("step", action))
+        self.taken += 1
+        if self.on_step is not None:
+            await self.on_step(action)
+        if not action.startswith("more"):
+            return self._end("right" in action)
+        if self.taken >= self.turns:
+            return await self.atruncate("turns", action)
+        said = f"heard {action}"
+        messages = [{"role": "user", "content": said}]
+        return said, 0.0, False, False, {"messages": messages, "segment": "observation"}
+
+    async def atruncate(self, reason: str, action: str = "") -> Step:
+        self.log.append((reason, action))
+        text, reward, _, _, info = self._end("right" in action)
+        return text, reward, False, True, {**info, "truncation": reason}
+
+    def _end(self, right: bool) -> Step:
+        return (
+            "",
+            float(right),
+            True,
+            False,
+            {"messages": [], "segment": "observation", "metrics": {"taken": self.taken}},
+        )
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+def settings(**changes: Any) -> RolloutSettings:
+    """Rollout settings with room for everything; keys of `StageLimits` may be given too."""
+    limits = {key: changes.pop(key) for key in list(changes) if key in StageLimits.model_fields}
+    return RolloutSettings(
+        **{
+            "env_id": "test/Echo-v0",
+            "sampling": SamplingConfig(),
+            "max_context_tokens": 4096,
+            "max_tokens_per_turn": 512,
+            "limits": StageLimits(**limits),
+            **changes,
+        }
+    )
+
+
+def ticket(**changes: Any) -> Ticket:
+    return Ticket(**{"id": "t1", "kind": "train", "task_index": 0, "epoch": 0, "seed": 7, **changes})
