@@ -157,7 +157,7 @@ class ChatTemplate:
         }
         try:
             return self._templates[name].render(values)
-        except (jinja2.TemplateError, TypeError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             roles = [message.get("role") for message in messages[-4:]]
             raise ChatTemplateError(
                 f"the chat template of {self._folder} refuses a conversation ending in roles {roles}: {error}"

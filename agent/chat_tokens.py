@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 from agent.chat_template import ChatTemplateError
 
 _BLANKS = " \t\r\n\u2581"
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _MARKS = [chr(code) for code in range(0xE000, 0xF900)]
 
 
@@ -68,8 +69,12 @@ class ChatTokenizer:
         raise ChatTemplateError("a conversation that holds every private-use character cannot be rendered")
 
     def mark_content(self, value: Any, mark: str, tokens: frozenset[str]) -> Any:
-        """`value` with `mark` put inside every occurrence of one of `tokens`, in strings at any depth."""
+        """`value` with `mark` put inside every occurrence of one of `tokens`, in strings at any depth.
+
+        Lone surrogates, which no tokenizer can encode, become replacement characters on the way.
+        """
         if isinstance(value, str):
+            value = _SURROGATES.sub("\ufffd", value)
             pattern = self._patterns.setdefault(tokens, _alternatives(tokens))
             # Again until nothing matches: what is left of one token can be another.
             while pattern.search(value):
