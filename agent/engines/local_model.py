@@ -141,7 +141,7 @@ class SlotModel:
                 attn_implementation=self._attention,
                 output_loading_info=True,
             )
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # the loaders raise anything; nothing that is served has been touched yet
             raise ModelError(f"cannot read weights from {path}: {error}") from error
         model: PreTrainedModel
         model, report = loaded
