@@ -11,12 +11,17 @@ class StoreFault(RuntimeError):
     """The store could not be reached or refused; the message says what to do."""
 
 
+class StoreFull(StoreFault):
+    """The disk (or `max_bytes`) is full. Nothing acknowledged is lost; make room and repeat the call."""
+
+
 class Ticket(msgspec.Struct, frozen=True):
     """Leave to run one episode. A runtime leases tickets, and ends each with an episode or a failure.
 
     `task_index` points into the environment's `task_ids` (the training environment's, or the held-out one's for
     kind "evaluate"); the store deals every index once an epoch (once a group for group methods) in a seeded
-    order. `id` is also the episode's id, so that delivering twice is harmless.
+    order. `id` is also the episode's id, so that delivering twice is harmless. `seed` differs between the members
+    of a group and between attempts.
     """
 
     id: str
@@ -29,9 +34,24 @@ class Ticket(msgspec.Struct, frozen=True):
     pinned_version: int | None = None
 
 
+class Ending(msgspec.Struct, frozen=True):
+    """What the store made of a delivered episode or a reported failure.
+
+    `outcome`: "accepted" (on disk), "duplicate" (had been accepted before), "dropped" (on disk, but never trained:
+    its group is lost, or truncated episodes are not wanted), "returned" (the ticket will be dealt again, same
+    attempt), "retry" (dealt again, attempt + 1), "given_up" (attempts used up, its capacity is free again),
+    "superseded" (the ticket had already ended otherwise). `reason` is for people, empty where all is well.
+    """
+
+    outcome: Literal["accepted", "duplicate", "dropped", "returned", "retry", "given_up", "superseded"]
+    reason: str = ""
+
+
 class Claim(msgspec.Struct, frozen=True):
     """A batch that the learner has taken and not yet committed. `episodes` are `agent.episode.encode`d, in the
-    order of completion. `facts[i]` belongs to `episodes[i]`: issued_at, finished_at, claimed_at (Unix seconds)."""
+    order of completion. `facts[i]` belongs to `episodes[i]`: issued_at, finished_at, claimed_at (Unix seconds),
+    issued_version (the store's at the lease), task_index, epoch, attempt, and lag (the claim's version minus the
+    oldest token's)."""
 
     id: str
     episodes: list[bytes]
@@ -39,7 +59,8 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class EvaluationStatus(msgspec.Struct, frozen=True):
-    """Progress of one evaluation; `episodes` is filled (encoded) once `finished == requested`."""
+    """Progress of one evaluation. `finished` counts every ticket that has ended, `failed` those among them that
+    gave no episode; `episodes` is filled (encoded) once `finished == requested`."""
 
     id: str
     version: int
@@ -49,8 +70,39 @@ class EvaluationStatus(msgspec.Struct, frozen=True):
     episodes: list[bytes] = []
 
 
+class EpisodeRow(msgspec.Struct, frozen=True):
+    """One line of a list of episodes: what can be known without reading its tokens. Times are Unix seconds.
+
+    `status`: "ready", "claimed", "trained", "stale" (too old when it was to be claimed), "dropped" or "evaluation".
+    """
+
+    id: str
+    kind: str
+    status: str
+    task_index: int
+    epoch: int
+    group_id: str | None
+    env_id: str
+    task_id: str
+    reward: float
+    tokens: int
+    turns: int
+    oldest_version: int
+    newest_version: int
+    stop_reason: str
+    worker: str
+    attempt: int
+    issued_at: float
+    issued_version: int
+    finished_at: float
+    claimed_at: float | None
+    claim: str | None
+    evaluation: str | None
+
+
 class StoreStatus(msgspec.Struct, frozen=True):
-    """Counts for displays and tests. `counters` are sums since the run began and survive restarts."""
+    """Counts for displays and tests. `ready`, `leased`, `claimed` and `trained` are training episodes only.
+    `counters` are sums since the run began and survive restarts."""
 
     version: int
     ready: int

@@ -1,0 +1,61 @@
+"""The store's configuration. It is saved in the store's file, and the keys that fix the deal may not change later."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+FIXED_KEYS = ("tasks", "seed", "group_size")
+"""Keys that decide which ticket comes next: another value would make the saved data cursor mean something else."""
+
+
+class StoreConfig(BaseModel):
+    """Keys of the episode store.
+
+    Counts are episodes, lags are policy versions, times are seconds.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tasks: int = Field(default=0, ge=0, description="number of training tasks; 0: the store deals evaluations only")
+    seed: int = 0
+    group_size: int = Field(default=1, ge=1, description="episodes of a task that are claimed together or not at all")
+    batch: int = Field(default=128, ge=1, description="episodes of one learner step")
+    max_lag: int = Field(default=1, ge=0, description="staleness budget: see docs/store.md")
+    max_ready: int | None = Field(default=None, ge=1, description="no new training tickets while so many are ready")
+    stale_policy: Literal["train", "drop"] = "train"
+    max_lag_at_claim: int | None = Field(default=None, ge=0, description="with drop; default max_lag + 1")
+    drop_truncated: bool = Field(default=False, description="truncated episodes are kept but never trained")
+    order: Literal["completion", "window", "quota"] = "completion"
+    window: int | None = Field(default=None, ge=1, description="with order window, in episodes; default: the batch")
+    quota_strata: int = Field(default=4, ge=2, description="with order quota: latency classes with equal shares")
+    max_attempts: int = Field(default=3, ge=1, description="attempts of a ticket before it is given up")
+    worker_timeout_s: float = Field(default=60.0, gt=0, description="silence after which a worker counts as dead")
+    restart_grace_s: float = Field(default=15.0, ge=0, description="the same, counted from a restart of the store")
+    max_bytes: int | None = Field(default=None, ge=65536, description="ceiling of the file; default: the disk's")
+
+    @model_validator(mode="after")
+    def _possible(self) -> StoreConfig:
+        if self.batch % self.group_size:
+            raise ValueError(f"batch={self.batch} is no multiple of group_size={self.group_size}: no batch would fit")
+        if self.max_ready is not None and self.max_ready < self.batch:
+            raise ValueError(f"max_ready={self.max_ready} < batch={self.batch}: a batch would never be complete")
+        return self
+
+    @property
+    def capacity(self) -> int:
+        """Training episodes that may be outstanding at once: batch * (max_lag + 1)."""
+        return self.batch * (self.max_lag + 1)
+
+    @property
+    def lag_limit(self) -> int | None:
+        """The lag above which an episode is not claimed any more, or None if every episode is."""
+        if self.stale_policy == "train":
+            return None
+        return self.max_lag + 1 if self.max_lag_at_claim is None else self.max_lag_at_claim
+
+    @property
+    def window_units(self) -> int:
+        """The window in units (episodes, or groups for group methods), at least 1."""
+        return max(1, (self.window or self.batch) // self.group_size)

@@ -1,0 +1,198 @@
+"""The SQLite file under the ledger: one owner, grouped commits, small persistent values."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent.store.protocol import StoreFault, StoreFull
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (
+    number INTEGER PRIMARY KEY, at REAL NOT NULL, ticket TEXT NOT NULL, what TEXT NOT NULL, reason TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS tickets (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, unit INTEGER NOT NULL,
+    task_index INTEGER NOT NULL, epoch INTEGER NOT NULL, seed INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    group_id TEXT, pinned_version INTEGER, evaluation TEXT,
+    status TEXT NOT NULL CHECK (status IN ('waiting', 'leased', 'done', 'lost')),
+    doomed INTEGER NOT NULL DEFAULT 0, worker TEXT, request TEXT, issued_at REAL, issued_version INTEGER);
+CREATE INDEX IF NOT EXISTS tickets_live ON tickets (status, kind, number) WHERE status IN ('waiting', 'leased');
+CREATE INDEX IF NOT EXISTS tickets_unit ON tickets (unit);
+CREATE INDEX IF NOT EXISTS tickets_evaluation ON tickets (evaluation) WHERE evaluation IS NOT NULL;
+CREATE TABLE IF NOT EXISTS episodes (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('ready', 'claimed', 'trained', 'stale', 'dropped', 'evaluation')),
+    unit INTEGER NOT NULL, task_index INTEGER NOT NULL, epoch INTEGER NOT NULL, group_id TEXT, env_id TEXT NOT NULL,
+    task_id TEXT NOT NULL, reward REAL NOT NULL, tokens INTEGER NOT NULL, turns INTEGER NOT NULL,
+    oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL, stop_reason TEXT NOT NULL, worker TEXT NOT NULL,
+    attempt INTEGER NOT NULL, issued_at REAL NOT NULL, issued_version INTEGER NOT NULL, finished_at REAL NOT NULL,
+    claimed_at REAL, claim TEXT, evaluation TEXT, data BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS episodes_live ON episodes (status, unit) WHERE status IN ('ready', 'claimed');
+CREATE INDEX IF NOT EXISTS episodes_claim ON episodes (claim) WHERE claim IS NOT NULL;
+CREATE INDEX IF NOT EXISTS episodes_evaluation ON episodes (evaluation) WHERE evaluation IS NOT NULL;
+CREATE TABLE IF NOT EXISTS claims (
+    id TEXT PRIMARY KEY, status TEXT NOT NULL CHECK (status IN ('open', 'committed', 'released')),
+    version INTEGER NOT NULL, size INTEGER NOT NULL, held INTEGER NOT NULL DEFAULT 0,
+    opened_at REAL NOT NULL, closed_at REAL);
+CREATE INDEX IF NOT EXISTS claims_live ON claims (status, held) WHERE status = 'open' OR held = 1;
+CREATE TABLE IF NOT EXISTS claim_members (
+    claim TEXT NOT NULL, episode TEXT NOT NULL, PRIMARY KEY (claim, episode)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS evaluations (
+    id TEXT PRIMARY KEY, version INTEGER NOT NULL, requested INTEGER NOT NULL, created_at REAL NOT NULL);
+"""
+
+
+class Database:
+    """An SQLite file (WAL, synchronous=FULL) with one owner: a second one is refused by a lock file beside it.
+
+    Not thread-safe: use it from one thread. Every change happens inside `apply`.
+    """
+
+    def __init__(self, path: Path | str, *, max_bytes: int | None = None) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = self._take_lock()
+        try:
+            # isolation_level None: transactions are opened and closed by `apply` alone.
+            self.sql = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            self.sql.row_factory = sqlite3.Row
+            self.sql.execute("PRAGMA journal_mode=WAL")
+            self.sql.execute("PRAGMA synchronous=FULL")
+            if max_bytes is not None:
+                page = int(self.sql.execute("PRAGMA page_size").fetchone()[0])
+                self.sql.execute(f"PRAGMA max_page_count={max(1, max_bytes // page)}")
+            self.sql.executescript(SCHEMA)
+            found = int(self.meta("schema", str(SCHEMA_VERSION)))
+            if found != SCHEMA_VERSION:
+                raise StoreFault(
+                    f"{self.path} was written with schema {found}, this program reads {SCHEMA_VERSION}: "
+                    "open it with the version of the program that wrote it, or start a new run"
+                )
+            self.apply([lambda: self.set_meta("schema", str(SCHEMA_VERSION))])
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise StoreFault(
+                f"cannot open {self.path}: {error}; is it an episode store, and is there room on the disk?"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_lock(self) -> int:
+        name = self.path.with_name(self.path.name + ".lock")
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise StoreFault(
+                f"another episode store (process {owner or 'unknown'}) is using {self.path}: "
+                "use that one, stop it first, or choose another run name"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return descriptor
+
+    def close(self) -> None:
+        """Close the file and give up the lock. May be called any number of times."""
+        if hasattr(self, "sql"):
+            self.sql.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def apply(self, operations: Sequence[Callable[[], T]]) -> list[T | Exception]:
+        """Run `operations` in one transaction and commit it: when this returns, all of them are on the disk.
+
+        Each has its own savepoint: one that raises is undone alone, and its exception stands in its place in the
+        answer. An operation may run twice (see below), so it must touch nothing but the database. If the commit
+        itself fails, all of them are undone and every answer is the failure.
+        """
+        try:
+            return self._apply_together(operations)
+        except sqlite3.Error as error:
+            self._rollback()
+            if len(operations) == 1:
+                return [self._typed(error)]
+            # A full disk undoes the whole transaction. Alone, the small ones among them may still fit.
+            return [answer for operation in operations for answer in self.apply([operation])]
+
+    def _apply_together(self, operations: Sequence[Callable[[], T]]) -> list[T | Exception]:
+        answers: list[T | Exception] = []
+        self.sql.execute("BEGIN IMMEDIATE")
+        for operation in operations:
+            self.sql.execute("SAVEPOINT operation")
+            try:
+                answers.append(operation())
+            except sqlite3.Error:
+                raise
+            except Exception as error:  # handed to the caller of this operation, whatever it is
+                self.sql.execute("ROLLBACK TO operation")
+                answers.append(error)
+            self.sql.execute("RELEASE operation")
+        self.sql.execute("COMMIT")
+        return answers
+
+    def _rollback(self) -> None:
+        if self.sql.in_transaction:
+            self.sql.execute("ROLLBACK")
+
+    def _typed(self, error: sqlite3.Error) -> Exception:
+        code = getattr(error, "sqlite_errorcode", None)
+        if code == sqlite3.SQLITE_FULL or (code is not None and code & 0xFF == sqlite3.SQLITE_IOERR):
+            log.error("cannot write %s: %s", self.path, error)
+            return StoreFull(
+                f"cannot write {self.path}: {error}. Nothing acknowledged is lost; make room (or raise max_bytes) "
+                "and repeat the call"
+            )
+        return error
+
+    def one(self, query: str, *values: Any) -> Any:
+        """The first column of the first row, or None."""
+        row = self.sql.execute(query, values).fetchone()
+        return None if row is None else row[0]
+
+    def all(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        """Every row."""
+        return self.sql.execute(query, values).fetchall()
+
+    def meta(self, key: str, default: str) -> str:
+        """A persistent value."""
+        found = self.one("SELECT value FROM meta WHERE key = ?", key)
+        return default if found is None else str(found)
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Set a persistent value."""
+        self.sql.execute(
+            "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", (key, value)
+        )
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a persistent counter."""
+        self.sql.execute(
+            "INSERT INTO counters VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
+            (name, amount),
+        )
+
+    def counters(self) -> dict[str, int]:
+        """All persistent counters."""
+        return {row["name"]: row["value"] for row in self.all("SELECT name, value FROM counters")}
+
+    def event(self, at: float, ticket: str, what: str, reason: str) -> None:
+        """Log and keep why a ticket did not simply end with an episode."""
+        log.warning("ticket %s: %s: %s", ticket, what, reason)
+        self.sql.execute(
+            "INSERT INTO events (at, ticket, what, reason) VALUES (?, ?, ?, ?)", (at, ticket, what, reason)
+        )

@@ -1,0 +1,105 @@
+"""Reading episodes back: for displays, from a running store or straight from the file of a finished run."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.store.protocol import EpisodeRow, StoreFault
+
+COLUMNS = ", ".join(EpisodeRow.__struct_fields__)
+
+
+class EpisodeFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to list. None means any; `limit` and `offset` page through, `newest_first` turns the order of completion."""
+
+    kind: str | None = None
+    status: str | None = None
+    stop_reason: str | None = None
+    env_id: str | None = None
+    task_index: int | None = None
+    task_id: str | None = None
+    group_id: str | None = None
+    claim: str | None = None
+    evaluation: str | None = None
+    worker: str | None = None
+    epoch: int | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    limit: int = 100
+    offset: int = 0
+    newest_first: bool = False
+
+
+def list_episodes(sql: sqlite3.Connection, wanted: EpisodeFilter) -> list[EpisodeRow]:
+    """The rows that match `wanted`, in order of completion, at most 10,000 at a time."""
+    clauses, values = [], []
+    bounds = {"min_reward": "reward >= ?", "max_reward": "reward <= ?"}
+    for name in EpisodeFilter.__struct_fields__:
+        value = getattr(wanted, name)
+        if value is not None and name not in ("limit", "offset", "newest_first"):
+            clauses.append(bounds.get(name, f"{name} = ?"))
+            values.append(value)
+    where = f"WHERE {' AND '.join(clauses)}" if clauses else ""
+    direction = "DESC" if wanted.newest_first else "ASC"
+    query = f"SELECT {COLUMNS} FROM episodes {where} ORDER BY number {direction} LIMIT ? OFFSET ?"
+    rows = sql.execute(query, [*values, max(0, min(wanted.limit, 10_000)), max(0, wanted.offset)])
+    return [EpisodeRow(*row) for row in rows]
+
+
+def read_episode(sql: sqlite3.Connection, episode_id: str) -> bytes | None:
+    """One encoded episode, or None."""
+    row = sql.execute("SELECT data FROM episodes WHERE id = ?", (episode_id,)).fetchone()
+    return None if row is None else row[0]
+
+
+class EpisodeReader:
+    """Read-only access to a store's file, whether or not a store is running on it.
+
+    with EpisodeReader("runs/x/episodes.sqlite") as reader:
+        for row in reader.list(EpisodeFilter(status="trained")):
+            episode = agent.episode.decode(reader.get(row.id))
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise StoreFault(f"no episode store at {self.path}: check the name of the run")
+        try:
+            self._sql = sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)
+            self._sql.execute("SELECT 1 FROM episodes LIMIT 1")
+        except sqlite3.DatabaseError as error:
+            raise StoreFault(f"{self.path} is no readable episode store: {error}") from error
+
+    def list(self, wanted: EpisodeFilter | None = None) -> list[EpisodeRow]:
+        """The rows that match `wanted`."""
+        return list_episodes(self._sql, wanted or EpisodeFilter())
+
+    def get(self, episode_id: str) -> bytes:
+        """One encoded episode; `StoreFault` if there is none of that id."""
+        data = read_episode(self._sql, episode_id)
+        if data is None:
+            raise StoreFault(f"no episode {episode_id} in {self.path}: list the episodes for their ids")
+        return data
+
+    def events(self, limit: int = 100) -> Sequence[dict[str, Any]]:
+        """The latest rejections, failures and drops, newest first: at, ticket, what, reason."""
+        query = "SELECT at, ticket, what, reason FROM events ORDER BY number DESC LIMIT ?"
+        return [
+            dict(zip(("at", "ticket", "what", "reason"), row, strict=True))
+            for row in self._sql.execute(query, (limit,))
+        ]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._sql.close()
+
+    def __enter__(self) -> EpisodeReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,327 @@
+"""The episode store over HTTP: msgpack bodies, long polls, errors as text with a status that says whose fault it is.
+
+400 the request makes no sense; 404 no such ticket, claim, evaluation or episode; 409 refused, the text says why;
+503 the store is stopping; 507 the disk is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from agent import episode as episodes
+from agent.store import reading
+from agent.store.ledger import Ledger
+from agent.store.protocol import Claim, StoreFault, StoreFull
+from agent.store.worker import LedgerThread
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+MAX_BODY = 512 * 2**20
+MAX_WAIT_S = 300.0
+MSGPACK = "application/msgpack"
+
+
+class LeaseRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`request` names this call; `void` names earlier ones whose answers were lost: their tickets come back."""
+
+    n: int
+    worker: str
+    wait_s: float = 0.0
+    request: str | None = None
+    void: list[str] = []
+
+
+class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`claim_id` is chosen by the caller; `void` names earlier claims whose answers were lost."""
+
+    claim_id: str
+    n: int
+    version: int
+    wait_s: float = 0.0
+    void: list[str] = []
+
+
+class FailRequest(msgspec.Struct, forbid_unknown_fields=True):
+    reason: str
+    retry: bool = True
+
+
+class CommitRequest(msgspec.Struct, forbid_unknown_fields=True):
+    claim_id: str
+    version: int
+
+
+class ReleaseRequest(msgspec.Struct, forbid_unknown_fields=True):
+    claim_id: str
+
+
+class RecoverRequest(msgspec.Struct, forbid_unknown_fields=True):
+    claim_ids: list[str] = []
+
+
+class VersionRequest(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+
+
+class WorkerRequest(msgspec.Struct, forbid_unknown_fields=True):
+    worker: str
+
+
+class PauseRequest(msgspec.Struct, forbid_unknown_fields=True):
+    paused: bool
+
+
+class EvaluationRequest(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    tasks: list[int]
+    samples: int
+    name: str = ""
+
+
+class StoreServer:
+    """The HTTP face of one ledger.
+
+    Long polls (`/lease`, `/claim`) look again whenever anything has changed, so that nobody spins; they answer
+    "none" when their time is over or the server stops.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._thread = LedgerThread(ledger)
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._reaper: asyncio.Task[None] | None = None
+
+    def application(self) -> web.Application:
+        """The aiohttp application; its start-up and clean-up start and end everything else."""
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors_as_text])
+        app.add_routes(
+            [
+                web.get("/healthz", self._healthz),
+                web.get("/status", self._status),
+                web.post("/lease", self._lease),
+                web.post("/heartbeat", self._heartbeat),
+                web.put("/tickets/{id}/episode", self._deliver),
+                web.post("/tickets/{id}/failure", self._fail),
+                web.post("/claim", self._claim),
+                web.post("/commit", self._commit),
+                web.post("/release", self._release),
+                web.post("/recover", self._recover),
+                web.post("/version", self._version),
+                web.post("/pause", self._pause),
+                web.post("/release_worker", self._release_worker),
+                web.post("/evaluations", self._start_evaluation),
+                web.get("/evaluations/{id}", self._evaluation),
+                web.delete("/evaluations/{id}", self._cancel_evaluation),
+                web.get("/episodes", self._list_episodes),
+                web.get("/episodes/{id}", self._read_episode),
+            ]
+        )
+        app.on_startup.append(self._start)
+        app.on_shutdown.append(self._shutdown)
+        app.on_cleanup.append(self._cleanup)
+        return app
+
+    async def _start(self, _: web.Application) -> None:
+        self._reaper = asyncio.create_task(self._reap())
+
+    async def _shutdown(self, _: web.Application) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Let every long poll answer at once, and refuse what comes after."""
+        self._stopping = True
+        self._notify()
+
+    async def _cleanup(self, _: web.Application) -> None:
+        if self._reaper is not None:
+            self._reaper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reaper
+        await asyncio.to_thread(self._thread.close)
+
+    async def _reap(self) -> None:
+        period = min(1.0, self.ledger.config.worker_timeout_s / 4)
+        while True:
+            await asyncio.sleep(period)
+            try:
+                if await self._thread.run(self.ledger.reap):
+                    self._notify()
+            except (StoreFault, TimeoutError) as error:
+                log.error("cannot look after silent workers: %s", error)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _change(self, operation: Callable[[], T]) -> T:
+        """Run a change; whoever waits for one looks again."""
+        if self._stopping:
+            raise web.HTTPServiceUnavailable(text="the episode store is stopping: connect to the next one")
+        answer = await self._thread.run(operation)
+        self._notify()
+        return answer
+
+    async def _poll(self, attempt: Callable[[], Awaitable[T]], found: Callable[[T], bool], wait_s: float) -> T:
+        """Repeat `attempt` after every change until its answer is `found`, at most `wait_s` (and MAX_WAIT_S)."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(max(0.0, wait_s), MAX_WAIT_S)
+        while True:
+            changed = self._changed  # taken before the attempt: a change during it is not missed
+            answer = await attempt()
+            left = deadline - loop.time()
+            if found(answer) or left <= 0 or self._stopping:
+                return answer
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), left)
+
+    # -- handlers
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        await self._thread.run(lambda: None, timeout_s=5.0)
+        return web.json_response({"status": "stopping" if self._stopping else "ok"})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        status = await self._thread.run(self.ledger.status)
+        if MSGPACK in request.headers.get("Accept", ""):
+            return _packed(status)
+        return web.Response(body=msgspec.json.encode(status), content_type="application/json")
+
+    async def _lease(self, request: web.Request) -> web.Response:
+        body = await _body(request, LeaseRequest)
+        if body.n < 1 or not body.worker:
+            raise web.HTTPBadRequest(text="a lease needs n >= 1 and the name of the worker")
+        if body.void:
+            await self._change(lambda: self.ledger.void(body.void))
+        tickets = await self._poll(
+            lambda: self._thread.run(lambda: self.ledger.lease(body.n, body.worker, body.request)),
+            bool,
+            0 if self._stopping else body.wait_s,
+        )
+        return _packed(tickets)
+
+    async def _heartbeat(self, request: web.Request) -> web.Response:
+        body = await _body(request, WorkerRequest)
+        await self._thread.run(lambda: self.ledger.heard_of(body.worker))
+        return _packed(None)
+
+    async def _deliver(self, request: web.Request) -> web.Response:
+        ticket, data = request.match_info["id"], await request.read()
+        try:
+            # A long episode takes milliseconds to decode and check: not in the loop.
+            episode = await asyncio.to_thread(episodes.decode, data)
+        except episodes.EpisodeError as error:
+            reason = str(error)
+            return _packed(await self._change(lambda: self.ledger.reject(ticket, reason)))
+        return _packed(await self._change(lambda: self.ledger.deliver(ticket, episode, data)))
+
+    async def _fail(self, request: web.Request) -> web.Response:
+        ticket, body = request.match_info["id"], await _body(request, FailRequest)
+        return _packed(await self._change(lambda: self.ledger.fail(ticket, body.reason, retry=body.retry)))
+
+    async def _claim(self, request: web.Request) -> web.Response:
+        body = await _body(request, ClaimRequest)
+        claims = self.ledger.claims
+        if body.void:
+            await self._change(lambda: claims.void(body.void))
+
+        async def attempt() -> Claim | None:
+            freed, claim = await self._thread.run(
+                lambda: (claims.prepare(body.version), claims.take(body.claim_id, body.n, body.version))
+            )
+            if freed:
+                self._notify()
+            return claim
+
+        claim = await self._poll(attempt, lambda found: found is not None, 0 if self._stopping else body.wait_s)
+        return _packed(claim)
+
+    async def _commit(self, request: web.Request) -> web.Response:
+        body = await _body(request, CommitRequest)
+        return _packed(await self._change(lambda: self.ledger.claims.commit(body.claim_id, body.version)))
+
+    async def _release(self, request: web.Request) -> web.Response:
+        body = await _body(request, ReleaseRequest)
+        return _packed(await self._change(lambda: self.ledger.claims.release(body.claim_id)))
+
+    async def _recover(self, request: web.Request) -> web.Response:
+        body = await _body(request, RecoverRequest)
+        return _packed(await self._change(lambda: self.ledger.claims.recover(body.claim_ids)))
+
+    async def _version(self, request: web.Request) -> web.Response:
+        body = await _body(request, VersionRequest)
+        return _packed(await self._change(lambda: self.ledger.set_version(body.version)))
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        body = await _body(request, PauseRequest)
+        return _packed(await self._change(lambda: self.ledger.pause(body.paused)))
+
+    async def _release_worker(self, request: web.Request) -> web.Response:
+        body = await _body(request, WorkerRequest)
+        return _packed(await self._change(lambda: self.ledger.release_worker(body.worker)))
+
+    async def _start_evaluation(self, request: web.Request) -> web.Response:
+        body = await _body(request, EvaluationRequest)
+        return _packed(
+            await self._change(lambda: self.ledger.start_evaluation(body.version, body.tasks, body.samples, body.name))
+        )
+
+    async def _evaluation(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        return _packed(await self._thread.run(lambda: self.ledger.evaluation(name)))
+
+    async def _cancel_evaluation(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        return _packed(await self._change(lambda: self.ledger.cancel_evaluation(name)))
+
+    async def _list_episodes(self, request: web.Request) -> web.Response:
+        try:
+            wanted = msgspec.convert(dict(request.query), reading.EpisodeFilter, strict=False)
+        except msgspec.ValidationError as error:
+            raise web.HTTPBadRequest(text=f"episodes: {error}") from error
+        return _packed(await self._thread.run(lambda: reading.list_episodes(self.ledger.sql, wanted)))
+
+    async def _read_episode(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        data = await self._thread.run(lambda: reading.read_episode(self.ledger.sql, name))
+        if data is None:
+            raise web.HTTPNotFound(text=f"no episode {name}: list the episodes for their ids")
+        return web.Response(body=data, content_type=MSGPACK)
+
+
+async def _body(request: web.Request, kind: type[S]) -> S:
+    try:
+        return msgspec.msgpack.decode(await request.read(), type=kind)
+    except msgspec.DecodeError as error:
+        raise web.HTTPBadRequest(text=f"{request.path}: {error}") from error
+
+
+def _packed(value: Any) -> web.Response:
+    return web.Response(body=msgspec.msgpack.encode(value), content_type=MSGPACK)
+
+
+@web.middleware
+async def _errors_as_text(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except StoreFull as error:
+        return web.Response(status=507, text=str(error))
+    except StoreFault as error:
+        return web.Response(status=409, text=str(error))
+    except KeyError as error:
+        return web.Response(status=404, text=str(error.args[0]))
+    except ValueError as error:
+        return web.Response(status=400, text=str(error))
+    except TimeoutError:
+        return web.Response(status=503, text="the store's disk did not answer in time: repeat the call")
