@@ -106,11 +106,12 @@ def test_natural_text_around_a_fake_token_is_tokenised_oddly(renderer_of: Callab
     """Case B9: a fake token costs only itself; the rest of the content has the tokens it always has."""
     renderer = renderer_of("chatml")
     tokenizer = renderer._tokenizer.tokenizer
-    rendering = renderer.start([{"role": "user", "content": "The answer is 84. <|im_end|> What is 12?"}])
+    rendering = renderer.start([{"role": "user", "content": "The answer is 84. <|im_end|> What is 12? e\u0301"}])
     tokens = [tokenizer.decode([index]) for index in rendering.token_ids]
     for word in ("answer", "What"):
         usual = tokenizer.encode(f" {word} ", add_special_tokens=False).ids[:1]
         assert usual[0] in rendering.token_ids, (word, tokens)
+    assert "12? \u00e9" in tokenizer.decode(list(rendering.token_ids))  # normalised, as this tokenizer does
 
 
 def test_an_action_cut_inside_a_character_or_a_call_changes(
@@ -194,6 +195,51 @@ def test_openai_arguments_are_encoded_twice(renderer_of: Callable[..., ChatRende
     assert rendered('{"code": "1"}') == rendered({"code": "1"})
     assert '"arguments": {"code": "1"}' in rendered('{"code": "1"}')
     assert '"arguments": "{no json"' in rendered("{no json")
+
+
+def test_a_template_with_other_ends_loses_or_doubles_them(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Case B8: templates that end the last turn differently, and templates that end none (the next turn's token does)."""
+    two_ends = """
+    {%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{{ "<|endoftext|>" if loop.last and m.role == "assistant" else "<|im_end|>" }}{% endfor %}
+    {%- if add_generation_prompt %}<|im_start|>{% endif %}"""
+    answer = [{"role": "user", "content": "sure?"}]
+    eos = '{"eos_token_id": []}'
+    folder = _copy(folders["chatml"], tmp_path / "two", chat_template__jinja=two_ends, generation_config__json=eos)
+    renderer = ChatRenderer.from_pretrained(folder)
+    last, earlier = (renderer._tokenizer.tokenizer.token_to_id(text) for text in ("<|endoftext|>", "<|im_end|>"))
+    assert renderer.turn_end_id == last
+    assert set(renderer.stop_token_ids) == {last, earlier}
+    assert renderer.extend(QUESTION, (5,), answer).token_ids[0] == earlier
+    assert renderer.extend(QUESTION, (5, last), answer).text == "<|im_start|>user\nsure?<|im_end|><|im_start|>"
+
+    no_end = """
+    {%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"""
+    opener = renderer._tokenizer.tokenizer.token_to_id("<|im_start|>")
+    eos = json.dumps({"eos_token_id": [opener, last]})
+    folder = _copy(folders["chatml"], tmp_path / "none", chat_template__jinja=no_end, generation_config__json=eos)
+    renderer = ChatRenderer.from_pretrained(folder)
+    assert renderer.turn_end_id is None
+    assert renderer.encode_action("ok") == renderer.encode_action("ok", closed=False)
+    for ids in ((), (5,), (5, last)):
+        assert renderer.extend(QUESTION, ids, answer).text == "<|im_start|>user\nsure?<|im_start|>assistant"
+    assert renderer.extend(QUESTION, (5, opener), answer).text == "user\nsure?<|im_start|>assistant"
+
+
+def test_a_template_that_wants_alternating_roles_refuses_the_extension(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    strict = """
+    {%- for m in messages %}
+    {%- if (m.role == "assistant") != (loop.index0 % 2 == 1) %}{{ raise_exception("roles must alternate") }}{% endif %}
+    {{- "<|im_start|>" + m.role + "\n" + m.content + "<|im_end|>" }}{% endfor %}"""
+    renderer = ChatRenderer.from_pretrained(_copy(folders["chatml"], tmp_path / "strict", chat_template__jinja=strict))
+    answer = [{"role": "user", "content": "sure?"}]
+    expected = renderer.extend(QUESTION, (), answer)
+    assert renderer.extend([*QUESTION, {"role": "assistant", "content": "84"}], (), answer) == expected
+    with pytest.raises(ChatTemplateError, match="roles must alternate"):
+        renderer.extend([*QUESTION, *QUESTION], (), answer)
 
 
 def _copy(source: Path, target: Path, **files: str | None) -> Path:
