@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+import aiohttp
 import pytest
 import torch
 from conftest import VOCABULARY, EngineUnderTest
@@ -97,8 +98,6 @@ async def test_later_turns_read_only_what_is_new(engine: EngineUnderTest) -> Non
 
 
 async def reused_tokens(engine: EngineUnderTest) -> int:
-    import aiohttp
-
     async with aiohttp.ClientSession() as session, session.get(engine.client.url + "/metrics") as response:
         text = await response.text()
     (line,) = [row for row in text.splitlines() if row.startswith("vllm:prefix_cache_hits_total")]
