@@ -1,0 +1,59 @@
+"""The `bubblewrap` backend: namespaces for everything, a read-only system, private /tmp and /dev/shm, no network."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from typing import Any
+
+from sandboxes.zygote import ENVIRONMENT, INSIDE, python_command, uid_base
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+CONFIGURATION = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
+CONFIGURATION += ("/etc/fonts", "/etc/nsswitch.conf", "/etc/mime.types")
+ROOT = "/opt/sandbox"
+
+
+def binds(site: list[str]) -> list[str]:
+    """Return the arguments that show the system and the caller's Python, read-only, and nothing else of the disk."""
+    arguments: list[str] = []
+    for path in SYSTEM:
+        if os.path.islink(path):
+            arguments += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            arguments += ["--ro-bind", path, path]
+    for path in CONFIGURATION:
+        arguments += ["--ro-bind-try", path, path]
+    executable = os.path.dirname(os.path.dirname(os.path.realpath(sys.executable)))
+    seen = ["/usr"]
+    for path in sorted({sys.prefix, sys.base_prefix, executable, *site}, key=len):
+        if not any(path == known or path.startswith(known + "/") for known in seen):
+            seen.append(path)
+            arguments += ["--ro-bind", path, path]
+    return arguments
+
+
+def launch(options: dict[str, Any]) -> list[str]:
+    """Return the command that starts a zygote in bubblewrap."""
+    base = uid_base()
+    command = ["bwrap", "--die-with-parent", "--as-pid-1", "--new-session"]
+    command += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    if base is None:
+        command += ["--unshare-user", "--uid", "1000", "--gid", "1000", "--proc", "/proc"]
+    else:
+        # A zygote that is root gives each sandbox a user of its own. bubblewrap covers parts of a /proc that root
+        # could write to, and over a covered /proc no sandbox may mount its own; so this one is the caller's, seen by
+        # the zygote alone.
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
+            command += ["--cap-add", capability]
+        command += ["--bind", "/proc", "/proc"]
+    command += ["--clearenv"]
+    for name, value in ENVIRONMENT.items():
+        command += ["--setenv", name, value]
+    command += binds(options["site"])
+    command += ["--dev", "/dev", "--remount-ro", "/dev", "--tmpfs", "/tmp"]
+    command += ["--ro-bind", INSIDE, f"{ROOT}/inside"]
+    command += ["--remount-ro", "/", "--chdir", "/", "--hostname", "sandbox"]
+    options = {**options, "isolate": True, "uid_base": base, "keep_reading": False, "folder": None}
+    return [*command, "--", *python_command(ROOT, options)]

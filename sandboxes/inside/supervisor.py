@@ -1,0 +1,403 @@
+"""The supervisor: first process of one sandbox. It starts commands and the interpreter, and enforces the limits.
+
+One request at a time comes from the caller's socket; one answer goes back. When the socket ends, the supervisor
+kills everything below it and leaves. In a PID namespace it is process 1: what runs below it cannot signal it, and
+everything dies with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from . import interpreter, wire
+
+TICK_S = 0.02
+TICK_MAX_S = 0.1
+SWEEP_S = 2.0
+PAGE = os.sysconf("SC_PAGE_SIZE")
+CLOCK = os.sysconf("SC_CLK_TCK")
+
+
+class Capture:
+    """A pipe's reading end, kept to `limit` bytes while it is read: the head and the tail stay."""
+
+    def __init__(self, fd: int, limit: int) -> None:
+        self.fd = fd
+        os.set_blocking(fd, False)
+        self.reset(limit)
+
+    def reset(self, limit: int) -> None:
+        """Forget what was read; from now on keep `limit` bytes."""
+        self.head_max = (limit + 1) // 2
+        self.tail_max = limit - self.head_max
+        self.head = bytearray()
+        self.tail = bytearray()
+        self.total = 0
+
+    def pump(self, budget: int = 1 << 20) -> bool:
+        """Read what is there, at most `budget` bytes; False at the end of the pipe."""
+        while budget > 0:
+            try:
+                chunk = os.read(self.fd, 1 << 16)
+            except BlockingIOError:
+                return True
+            if not chunk:
+                return False
+            budget -= len(chunk)
+            self.total += len(chunk)
+            room = self.head_max - len(self.head)
+            if room > 0:
+                self.head += chunk[:room]
+                chunk = chunk[room:]
+            self.tail += chunk
+            if len(self.tail) > self.tail_max:
+                del self.tail[: len(self.tail) - self.tail_max]
+        return True
+
+    def text(self) -> tuple[bytes, int]:
+        """Return (what is kept with the cut announced in it, bytes cut)."""
+        omitted = self.total - len(self.head) - len(self.tail)
+        if not omitted:
+            return bytes(self.head + self.tail), 0
+        # Cut at UTF-8 boundaries, so that no half characters show.
+        head = bytes(self.head).decode("utf-8", "ignore").encode()
+        start = 0
+        while start < min(4, len(self.tail)) and self.tail[start] & 0xC0 == 0x80:
+            start += 1
+        tail = bytes(self.tail[start:])
+        omitted = self.total - len(head) - len(tail)
+        return head + f"\n[... {omitted} bytes of output cut here ...]\n".encode() + tail, omitted
+
+
+def apply_rlimits(limits: dict[str, Any], processes: int) -> None:
+    """Set this process's own limits; everything it starts inherits them."""
+    memory, files = limits["memory_bytes"], limits["file_bytes"]
+    for which, value in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_FSIZE, files),
+        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_NOFILE, 512),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(which)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (value, value))
+
+
+def _stat(pid: int) -> tuple[str, int, float] | None:
+    """Return (state, resident bytes, CPU seconds with waited-for children) of a process; None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return fields[0].decode(), int(fields[21]) * PAGE, sum(map(int, fields[11:15])) / CLOCK
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", "rb", buffering=0) as file:
+                found += map(int, file.read().split())
+    except OSError:
+        pass
+    return found
+
+
+class Supervisor:
+    """See the module. `init` says that this is process 1 of a PID namespace, where everything there is is ours."""
+
+    def __init__(self, caller: socket.socket, limits: dict[str, Any], *, init: bool, processes: int) -> None:
+        self.caller = caller
+        self.limits = limits
+        self.init = init
+        self.processes = processes
+        self.worker = 0
+        self.worker_fd = -1
+        self.worker_pidfd = -1
+        self.worker_resident = 0
+        self.output: Capture | None = None
+
+    # -- processes ------------------------------------------------------------------------------------------
+
+    def below(self) -> list[int]:
+        """Every process below this one."""
+        if self.init:
+            return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+        found: list[int] = []
+        queue = [os.getpid()]
+        while queue:
+            children = _children(queue.pop())
+            found += children
+            queue += children
+        return found
+
+    def children(self) -> list[int]:
+        """The direct children of this process, zombies too."""
+        return _children(os.getpid())
+
+    def reap(self) -> None:
+        """Collect ended children, except the one that is watched by its pidfd."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid == self.worker:
+                    return
+                os.waitpid(ended.si_pid, 0)
+
+    def sweep(self, keep: int = 0) -> bool:
+        """Kill everything below, except process `keep` (stopped meanwhile); True if nothing is left."""
+        if keep:
+            os.kill(keep, signal.SIGSTOP)
+        deadline = time.monotonic() + SWEEP_S
+        pause = 0.0002
+        while True:
+            alive = False
+            for pid in self.below():
+                if pid == keep:
+                    continue
+                facts = _stat(pid)
+                if facts is None or facts[0] in "ZX":
+                    continue
+                alive = True
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            self.reap()
+            if not alive:
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+
+    def usage(self) -> tuple[int, float, int]:
+        """Return (resident bytes, CPU seconds, processes) of everything below."""
+        resident, cpu, count = 0, 0.0, 0
+        for pid in self.below():
+            facts = _stat(pid)
+            if facts is not None and facts[0] not in "ZX":
+                # A forked copy of the interpreter shares what the interpreter had at its start.
+                resident += max(0, facts[1] - self.worker_resident)
+                cpu += facts[2]
+                count += 1
+        return resident, cpu, count
+
+    # -- waiting --------------------------------------------------------------------------------------------
+
+    def watch(
+        self, pid: int, pidfd: int, captures: Iterable[Capture], limits: dict[str, Any], answer_fd: int = -1
+    ) -> str:
+        """Pump output until something ends the run; returns "answer", "exit", "timeout", "memory" or "cpu".
+
+        Leaves the supervisor altogether when the caller is gone.
+        """
+        open_captures = {capture.fd: capture for capture in captures}
+        poll = select.poll()
+        for fd in (pidfd, answer_fd, self.caller.fileno(), *open_captures):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        started = time.monotonic()
+        deadline = started + limits["wall_clock_s"]
+        cpu_max, cpu_before = limits["cpu_s"], None
+        if cpu_max is not None:
+            cpu_before = self.usage()[1]
+        tick, next_tick = TICK_S, started + TICK_S
+        while True:
+            now = time.monotonic()
+            if now >= deadline:
+                return "timeout"
+            if now >= next_tick:
+                self.reap()
+                resident, cpu, count = self.usage()
+                if resident > limits["memory_bytes"]:
+                    return "memory"
+                if cpu_before is not None and cpu - cpu_before > cpu_max:
+                    return "cpu"
+                if count > 2 * limits["processes"]:
+                    return "processes"
+                tick = min(1.3 * tick, TICK_MAX_S)
+                next_tick = time.monotonic() + tick
+            events = dict(poll.poll(max(0.0, min(deadline, next_tick) - time.monotonic()) * 1000 + 0.5))
+            for fd in events.keys() & open_captures.keys():
+                if not open_captures[fd].pump():
+                    poll.unregister(fd)
+                    del open_captures[fd]
+            if self.caller.fileno() in events:  # one request at a time: this can only be its end
+                self.leave()
+            if answer_fd in events:
+                return "answer"
+            if pidfd in events:
+                return "exit"
+
+    # -- the interpreter ------------------------------------------------------------------------------------
+
+    def start_interpreter(self) -> None:
+        """Fork the interpreter off this process; it waits for its first cell."""
+        ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            null = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((null, 0), (write_end, 1), (write_end, 2)):
+                os.dup2(source, target, inheritable=True)
+            keep = theirs.detach()
+            os.closerange(3, keep)
+            os.closerange(keep + 1, 4096)
+            apply_rlimits(self.limits, self.processes)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            interpreter.serve(keep)
+        theirs.close()
+        os.close(write_end)
+        self.worker, self.worker_fd = pid, ours.detach()
+        self.worker_pidfd = os.pidfd_open(pid)
+        self.output = Capture(read_end, 0)
+        facts = _stat(pid)
+        self.worker_resident = facts[1] if facts else 0
+
+    def python(self, head: dict[str, Any], body: bytes) -> wire.Frame:
+        """Run one cell."""
+        assert self.output is not None
+        limits = {**self.limits, **head["limits"]}
+        self.output.reset(limits["output_bytes"])
+        os.kill(self.worker, signal.SIGCONT)
+        outcome = "exit"
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            wire.write_all(self.worker_fd, wire.pack({}, body))
+            outcome = self.watch(self.worker, self.worker_pidfd, [self.output], limits, self.worker_fd)
+        answer: dict[str, Any] = {"status": outcome, "lost": True}
+        if outcome == "answer":
+            with contextlib.suppress(wire.BrokenFrame, OSError):
+                status = wire.read_frame(self.worker_fd)[0].get("status")
+                answer = {"status": "ok" if status == "ok" else "error", "lost": False}
+        if answer["lost"]:
+            answer["exit_code"] = self.kill_worker()
+            self.sweep()
+        elif not self.sweep(keep=self.worker):
+            answer = {"status": "processes", "lost": True, "exit_code": self.kill_worker()}
+            self.sweep()
+        self.output.pump()
+        text, answer["omitted"] = self.output.text()
+        return answer, text
+
+    def kill_worker(self) -> int | None:
+        """End the interpreter; returns how it had ended by itself (negative: a signal), None if it had not."""
+        ended = bool(select.select([self.worker_pidfd], [], [], 0)[0])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.worker, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.worker, 0)[1])
+        self.worker = 0
+        return code if ended else None
+
+    # -- commands and files ---------------------------------------------------------------------------------
+
+    def command(self, head: dict[str, Any], body: bytes) -> wire.Frame:
+        """Run one command; the body is its standard input."""
+        limits = {**self.limits, **head["limits"]}
+        stdin = os.memfd_create("stdin", 0)
+        wire.write_all(stdin, body)
+        os.lseek(stdin, 0, os.SEEK_SET)
+        (out_r, out_w), (err_r, err_w), (fail_r, fail_w) = os.pipe(), os.pipe(), os.pipe()
+        started = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                for source, target in ((stdin, 0), (out_w, 1), (err_w, 2)):
+                    os.dup2(source, target, inheritable=True)
+                apply_rlimits(limits, self.processes if limits == self.limits else limits["processes"])
+                for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; a command expects the defaults
+                    signal.signal(number, signal.SIG_DFL)
+                os.execvpe(head["argv"][0], head["argv"], {**os.environ, **head["env"]})
+            except OSError as error:
+                wire.write_all(fail_w, str(error.errno).encode())
+            os._exit(127)
+        for fd in (stdin, out_w, err_w, fail_w):
+            os.close(fd)
+        self.worker, pidfd = pid, os.pidfd_open(pid)
+        captures = [Capture(fd, limits["output_bytes"]) for fd in (out_r, err_r)]
+        try:
+            outcome = self.watch(pid, pidfd, captures, limits)
+            code = None
+            if outcome != "exit":
+                os.kill(pid, signal.SIGKILL)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            self.worker = 0
+            self.sweep()
+            for capture in captures:
+                capture.pump()
+            failed = os.read(fail_r, 16)
+        finally:
+            for fd in (pidfd, out_r, err_r, fail_r):
+                os.close(fd)
+        duration = time.monotonic() - started
+        texts = [capture.text() for capture in captures]
+        if failed:
+            reason = os.strerror(int(failed))
+            texts[1] = (f"{head['argv'][0]}: {reason}\n".encode(), 0)
+        return {
+            "outcome": outcome,
+            "exit_code": code,
+            "stdout_bytes": len(texts[0][0]),
+            "omitted": texts[0][1] + texts[1][1],
+            "duration_s": duration,
+        }, texts[0][0] + texts[1][0]
+
+    def put(self, head: dict[str, Any], body: bytes) -> wire.Frame:
+        """Write a file; folders above it are made."""
+        os.makedirs(os.path.dirname(os.path.abspath(head["path"])), exist_ok=True)
+        fd = os.open(head["path"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        try:
+            wire.write_all(fd, body)
+        finally:
+            os.close(fd)
+        return {}, b""
+
+    def get(self, head: dict[str, Any], body: bytes) -> wire.Frame:
+        """Read a regular file of at most `max_bytes`."""
+        fd = os.open(head["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # never wait at a FIFO
+        try:
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+            if facts.st_size > head["max_bytes"]:
+                raise OSError(errno.EFBIG, f"larger than {head['max_bytes']} bytes")
+            return {}, wire.read_exactly(fd, facts.st_size)
+        finally:
+            os.close(fd)
+
+    # -- life -----------------------------------------------------------------------------------------------
+
+    def leave(self) -> NoReturn:
+        """Kill everything below and end."""
+        self.worker = 0
+        self.sweep()
+        os._exit(0)
+
+    def serve(self) -> NoReturn:
+        """Answer requests until the caller is gone. Never returns."""
+        fd = self.caller.fileno()
+        handlers = {"python": self.python, "run": self.command, "put": self.put, "get": self.get}
+        wire.write_all(fd, wire.pack({"ready": True}))
+        while True:
+            try:
+                head, body = wire.read_frame(fd)
+                try:
+                    answer, payload = handlers[head["op"]](head, body)
+                except OSError as error:
+                    answer, payload = {"errno": error.errno or errno.EIO, "error": str(error)}, b""
+                wire.write_all(fd, wire.pack(answer, payload))
+                if answer.get("lost"):
+                    self.leave()
+            except OSError:
+                self.leave()

@@ -1,0 +1,231 @@
+"""The zygote: a Python process with its modules loaded that forks one supervisor for every sandbox asked for.
+
+Control messages come on descriptor 0 as JSON datagrams (`SOCK_SEQPACKET`): `fork` carries the socket that the new
+supervisor shall serve. At the end of that stream the zygote kills everything below it, removes its folder and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from typing import Any, NoReturn
+
+from . import namespaces
+from .supervisor import Supervisor
+
+PRELOADED = ("collections", "fractions", "functools", "itertools", "json", "math", "random", "re", "string")
+MESSAGE_MAX = 1 << 16
+
+
+class Zygote:
+    """See the module. `options`: isolate (namespaces or not), uid_base (None: keep the user), keep_reading, site."""
+
+    def __init__(self, control: socket.socket, options: dict[str, Any]) -> None:
+        self.control = control
+        self.isolate: bool = options["isolate"]
+        self.uid_base: int | None = options["uid_base"]
+        self.keep_reading: bool = options["keep_reading"]
+        self.pids: dict[int, int] = {}  # sandbox id -> process id of its supervisor
+        self.announced: dict[int, int] = {}  # pipe -> sandbox id, until the supervisor's process id has come
+        self.folder = "" if self.isolate else tempfile.mkdtemp(prefix="sandbox-", dir=options["folder"])
+        if self.folder:
+            os.chmod(self.folder, 0o711)
+        self.wake_read, self.wake_write = os.pipe()
+
+    # -- one sandbox ----------------------------------------------------------------------------------------
+
+    def fork(self, message: dict[str, Any], fd: int) -> None:
+        """Fork the supervisor of sandbox `message["id"]`; it says "ready", or why not, on `fd` itself."""
+        number = message["id"]
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._child(message, fd, write_end)
+            except OSError as error:
+                namespaces.report_and_exit(fd, error)
+            finally:
+                os._exit(1)
+        os.close(fd)
+        os.close(write_end)
+        if self.isolate:
+            self.announced[read_end] = number
+            self.poll.register(read_end, select.POLLIN)
+        else:
+            os.close(read_end)
+            self.pids[number] = pid
+
+    def _child(self, message: dict[str, Any], fd: int, announce: int) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        number, limits = message["id"], message["limits"]
+        uid = None if self.uid_base is None else self.uid_base + number % 60000
+        if self.isolate:
+            namespaces.enter(uid)
+            pid = os.fork()
+            if pid:
+                os.write(announce, b"%d" % pid)
+                os._exit(0)
+            namespaces.furnish(limits)
+            processes = limits["processes"] + 1
+            os.chdir("/tmp")
+        else:
+            processes = self._settle(number, uid, limits)
+        namespaces.prctl(namespaces.PR_SET_DUMPABLE, 0, "dumpable")
+        os.setsid()
+        os.dup2(fd, 3)
+        null = os.open(os.devnull, os.O_RDWR)
+        for target in (0, 1, 2):
+            os.dup2(null, target)
+        os.closerange(4, 4096)
+        supervisor = Supervisor(socket.socket(fileno=3), limits, init=self.isolate, processes=processes)
+        if message["python"]:
+            supervisor.start_interpreter()
+        supervisor.serve()
+
+    def _settle(self, number: int, uid: int | None, limits: dict[str, Any]) -> int:
+        """Without namespaces: a folder and, where we are root, a user of its own. Returns the process limit to set."""
+        folder = os.path.join(self.folder, str(number))
+        os.mkdir(folder, 0o700)
+        namespaces.subreaper()
+        if uid is None:
+            # The limit counts all processes of the user, so it can only bound a disaster; the supervisor counts ours.
+            processes = count_tasks(os.getuid()) + 4 * limits["processes"] + 256
+        else:
+            os.chown(folder, uid, uid)
+            if self.keep_reading:
+                namespaces.read_everything(uid)
+            else:
+                namespaces.become(uid)
+            processes = limits["processes"] + 1
+        namespaces.prctl(namespaces.PR_SET_NO_NEW_PRIVS, 1, "no new privileges")
+        os.chdir(folder)
+        os.environ.update(HOME=folder, TMPDIR=folder)
+        tempfile.tempdir = None
+        return processes
+
+    # -- all of them ----------------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        """Collect the supervisors that have ended, and what one that was killed has left behind."""
+        ended = set()
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                ended.add(pid)
+        for number in [number for number, pid in self.pids.items() if pid in ended]:
+            del self.pids[number]
+            if self.folder:
+                self.kill_strays()
+                shutil.rmtree(os.path.join(self.folder, str(number)), ignore_errors=True)
+
+    def kill_strays(self) -> None:
+        """Kill our children that are no supervisors: orphans of one that was killed. Their orphans come next."""
+        own = Supervisor(self.control, {}, init=False, processes=0)
+        known = set(self.pids.values())
+        for _ in range(1000):
+            strays = [pid for pid in own.children() if pid not in known]
+            if not strays:
+                return
+            for pid in strays:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+
+    def kill(self, number: int) -> None:
+        """Kill a supervisor that does not listen any more."""
+        if number in self.pids:
+            with contextlib.suppress(OSError):
+                os.kill(self.pids[number], signal.SIGKILL)
+
+    def serve(self) -> None:
+        """Answer control messages until they end."""
+        os.set_blocking(self.wake_write, False)
+        os.set_blocking(self.wake_read, False)
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        stop: list[int] = []
+        signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+        self.poll = select.poll()
+        self.poll.register(self.wake_read, select.POLLIN)
+        self.poll.register(self.control, select.POLLIN)
+        self.control.send(b"ready")
+        null = os.open(os.devnull, os.O_RDWR)
+        for target in (1, 2):  # until now errors were for the caller to read
+            os.dup2(null, target)
+        os.close(null)
+        while not stop:
+            for fd, _ in self.poll.poll():
+                if fd == self.wake_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self.wake_read, 4096)
+                elif fd in self.announced:
+                    pid = os.read(fd, 32)
+                    number = self.announced.pop(fd)
+                    if pid:
+                        self.pids[number] = int(pid)
+                    self.poll.unregister(fd)
+                    os.close(fd)
+                else:
+                    data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_MAX, 1, socket.MSG_CMSG_CLOEXEC)
+                    if not data:
+                        return
+                    message = json.loads(data)
+                    if message["op"] == "fork":
+                        self.fork(message, fds[0])
+                    else:
+                        self.kill(message["id"])
+            if not self.announced:  # else a supervisor could be reaped before it is known
+                self.reap()
+
+    def leave(self) -> NoReturn:
+        """Kill everything below and end. In a PID namespace the kernel does the killing."""
+        if not self.isolate:
+            Supervisor(self.control, {}, init=False, processes=0).sweep()
+            shutil.rmtree(self.folder, ignore_errors=True)
+        os._exit(0)
+
+
+def count_tasks(uid: int) -> int:
+    """Return how many threads the user runs now."""
+    count = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{name}").st_uid == uid:
+                    count += len(os.listdir(f"/proc/{name}/task"))
+    return count
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Be a zygote until descriptor 0 ends; `arguments` is one JSON text of options."""
+    options = json.loads(arguments[0])
+    sys.path[:] = [path for path in sys.path if path != options["root"]] + options["site"]
+    if options["preload"]:
+        for name in PRELOADED:
+            importlib.import_module(name)
+    if not options["isolate"]:
+        namespaces.die_with_parent(signal.SIGTERM)
+        namespaces.subreaper()
+        os.setsid()
+    zygote = Zygote(socket.socket(fileno=0), options)
+    # What is alive now is shared by all children for good: keep the collector from touching, and so copying, it.
+    gc.collect()
+    gc.freeze()
+    try:
+        zygote.serve()
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        zygote.leave()

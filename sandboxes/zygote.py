@@ -1,0 +1,229 @@
+"""The caller's side of a zygote: a parent process that forks sandboxes on request. See `sandboxes/inside/zygote.py`.
+
+    new ──start()──▶ alive ──fork()*──▶ alive ──close() | it dies──▶ dead: all its sandboxes are gone
+
+A zygote belongs to the event loop, and to the thread, it was started in: it dies with that thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from sandboxes.base import Limits, SandboxFault
+from sandboxes.inside import wire
+
+START_S = 30.0
+CLOSE_S = 10.0
+
+Launcher = Callable[[dict[str, Any]], list[str]]
+"""Turns the zygote's options into the command line that starts it."""
+
+INSIDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inside")
+BOOT = "import sys; sys.path.insert(0, {root!r}); from inside.zygote import main; main(sys.argv[1:])"
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "MPLBACKEND": "Agg",
+    # Many interpreters share few cores, and each thread pool would cost address space.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+}
+# Far from users, from systemd's dynamic users and from the ranges that container managers give away.
+UID_BASE = 1_900_000_000
+
+
+def site_packages() -> list[str]:
+    """Return the caller's package folders; code inside may import from them."""
+    names = ("site-packages", "dist-packages")
+    return [path for path in sys.path if os.path.basename(path) in names and os.path.isdir(path)]
+
+
+def python_command(root: str, options: dict[str, Any]) -> list[str]:
+    """Return the command that starts a zygote whose code lies in `root`/inside."""
+    flags = ["-I", "-S", "-B", "-X", "utf8"]
+    return [sys.executable, *flags, "-c", BOOT.format(root=root), json.dumps({**options, "root": root})]
+
+
+def uid_base() -> int | None:
+    """Return the first user id for sandboxes: None unless we are root and may choose one."""
+    return UID_BASE + random.SystemRandom().randrange(1000) * 60_000 if os.geteuid() == 0 else None
+
+
+class Channel:
+    """The connection to one sandbox's supervisor: one request at a time."""
+
+    def __init__(self, zygote: Zygote, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._zygote = zygote
+        self._number = number
+        self._reader = reader
+        self._writer = writer
+
+    async def read(self) -> wire.Frame:
+        """Read one frame; raises `ConnectionError` or `IncompleteReadError` at the end."""
+        head, body = wire.unpack_sizes(await self._reader.readexactly(wire.SIZES.size))
+        return wire.unpack_head(await self._reader.readexactly(head)), await self._reader.readexactly(body)
+
+    async def request(self, head: dict[str, Any], body: bytes, timeout_s: float) -> wire.Frame:
+        """Send one request and return its answer.
+
+        Raises `TimeoutError`, or `ConnectionError` if the sandbox is gone; after either, or after cancellation, the
+        sandbox must be closed.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._writer.write(wire.pack(head, body))
+                await self._writer.drain()
+                return await self.read()
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionError("the sandbox is gone") from error
+
+    async def close(self) -> None:
+        """End the sandbox; returns when everything in it is dead."""
+        try:
+            with contextlib.suppress(OSError, RuntimeError):
+                self._writer.write_eof()
+            try:
+                async with asyncio.timeout(CLOSE_S / 2):
+                    while await self._reader.read(1 << 16):
+                        pass
+            except TimeoutError:
+                await self._zygote.kill(self._number)
+            except OSError:
+                pass
+        finally:
+            self._writer.close()
+
+    def abandon(self) -> None:
+        """End the sandbox without waiting."""
+        self._writer.close()
+
+
+class Zygote:
+    """See the module. `launcher` is the backend's."""
+
+    def __init__(self, launcher: Launcher, *, preload: bool) -> None:
+        self._launcher = launcher
+        self._preload = preload
+        self._process: asyncio.subprocess.Process | None = None
+        self._control: socket.socket | None = None
+        self._numbers = itertools.count(1)
+        self._send_lock = asyncio.Lock()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can fork."""
+        return self._process is not None and self._process.returncode is None and self._control is not None
+
+    async def start(self) -> None:
+        """Start the process and wait until it is ready; raises `SandboxFault` with its own words if it is not."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        options = {"preload": self._preload, "site": site_packages()}
+        command = self._launcher(options)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=theirs,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env=ENVIRONMENT,
+            )
+        except OSError as error:
+            ours.close()
+            raise SandboxFault(f"cannot start {command[0]}: {error}") from error
+        finally:
+            theirs.close()
+        self._control = ours
+        try:
+            async with asyncio.timeout(START_S):
+                answer = await asyncio.get_running_loop().sock_recv(ours, 64)
+            if answer == b"ready":
+                return
+            assert self._process.stderr is not None
+            async with asyncio.timeout(CLOSE_S):
+                words = (await self._process.stderr.read(4096)).decode(errors="replace").strip()
+        except (OSError, TimeoutError) as error:
+            await self.close()
+            raise SandboxFault(f"{command[0]} did not come up within {START_S:.0f} s") from error
+        except BaseException:
+            await self.close()
+            raise
+        await self.close()
+        raise SandboxFault(f"{command[0]} could not make a sandbox: {words or 'no reason given'}")
+
+    async def _send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        data = json.dumps(message).encode()
+        async with self._send_lock, asyncio.timeout(START_S):
+            while self._control is not None:
+                try:
+                    socket.send_fds(self._control, [data], fds)
+                    return
+                except BlockingIOError:
+                    await asyncio.sleep(0.002)
+        raise ConnectionError("the zygote is closed")
+
+    async def fork(self, limits: Limits, *, python: bool) -> Channel:
+        """Make one sandbox, with a Python interpreter waiting in it or without; raises `SandboxFault`."""
+        if not self.alive:
+            raise SandboxFault("the parent process of the sandboxes is not running")
+        ours, theirs = socket.socketpair()
+        number = next(self._numbers)
+        channel: Channel | None = None
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            channel = Channel(self, number, reader, writer)
+            message = {"op": "fork", "id": number, "python": python, "limits": dataclasses.asdict(limits)}
+            await self._send(message, (theirs.fileno(),))
+            theirs.close()
+            async with asyncio.timeout(START_S):
+                head, _ = await channel.read()
+            if not head.get("ready"):
+                raise SandboxFault(f"a sandbox could not be set up: {head.get('error')}")
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            if channel:
+                channel.abandon()
+            raise SandboxFault(f"a sandbox did not come up: {error!r}") from error
+        except BaseException:
+            if channel:
+                channel.abandon()
+            raise
+        finally:
+            theirs.close()
+        return channel
+
+    async def kill(self, number: int) -> None:
+        """Have a sandbox killed whose supervisor does not listen."""
+        with contextlib.suppress(OSError, TimeoutError):
+            await self._send({"op": "kill", "id": number})
+
+    async def close(self) -> None:
+        """Kill all sandboxes and the zygote; returns when they are gone."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await process.wait()
+        except BaseException:
+            # In the bubblewrap backend this takes everything below along, in the other what listens no more.
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            if not isinstance(sys.exc_info()[1], TimeoutError):
+                raise
+            await process.wait()
