@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from agent.engines.base import Completion, Engine, EngineFault
+from agent.engines.base import Completion, ContextOverflow, Engine, EngineFault
 from agent.episode import Episode, EpisodeError, SamplingParams, Segment, StopReason, Timings, validate
 from agent.runtime_config import SamplingConfig, StageLimits
 from agent.store.protocol import Ticket
@@ -147,11 +147,6 @@ class _Rollout:
         self._append("prompt", prompt.token_ids, prompt.text)
         while True:
             if self._room() <= 0:
-                if not self.rewards:
-                    raise PromptTooLong(
-                        f"task {task_id}: the prompt has {len(self.transcript)} tokens and max_context_tokens is "
-                        f"{self.settings.max_context_tokens}; raise it, or leave the task out"
-                    )
                 return await self._truncate("context", "")
             action = await self._act()
             if not action.token_ids and action.finish_reason not in ("wall_clock", "abort", "length"):
@@ -225,7 +220,11 @@ class _Rollout:
                 stop_token_ids=tuple(self.renderer.stop_token_ids),
                 seed=self._seed(),
             )
-            completion, timed_out = await self._request(self.transcript + action.token_ids, sampling)
+            try:
+                completion, timed_out = await self._request(self.transcript + action.token_ids, sampling)
+            except ContextOverflow:  # the engine's context is smaller than max_context_tokens
+                action.finish_reason = "length"
+                return action
             action.add(completion)
             if completion.finish_reason != "abort":
                 return action
@@ -317,6 +316,11 @@ class _Rollout:
 
     async def _truncate(self, reason: str, text: str) -> Episode:
         """End the episode from outside, graded as it stands; `text` is the action that was cut, if one was."""
+        if not self.rewards and reason == "context":
+            raise PromptTooLong(
+                f"task {self._task_id()}: its prompt of {len(self.transcript)} tokens leaves no room for an action; "
+                f"max_context_tokens is {self.settings.max_context_tokens}: raise it, or leave the task out"
+            )
         if not self.rewards:
             raise EpisodeError(f"task {self._task_id()}: the episode ended ({reason}) before its first action token")
         step = await self._environment(self.env.atruncate(reason, text), self.settings.limits.step_s, "grading")

@@ -17,17 +17,19 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from agent.engines.base import Engine, EngineFault
 from agent.episode import Episode, EpisodeError, StopReason
 from agent.rollout import PromptTooLong, Renderer, RolloutSettings, rollout
 from agent.runtime_config import EXAMPLE, ConfigError, EnvConfig, RuntimeConfig, load_config, parse_config
-from agent.runtime_parts import EnginePool, SlotEnvs, TicketSource, Unreachable, backoff_s
-from agent.store.protocol import StoreFault, Ticket
+from agent.runtime_parts import EnginePool, NothingWorks, SlotEnvs, TicketSource, Unreachable, backoff_s
+from agent.store.protocol import Ending, StoreFault, Ticket
 from envs.core import AsyncEnv, EnvironmentFault
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 EVALUATION_POLL_S = 0.2
 """Seconds between two looks at an engine that has not reached an evaluation's version yet."""
@@ -36,13 +38,13 @@ EVALUATION_POLL_S = 0.2
 class Store(Protocol):
     """What a runtime needs of `agent.store.client.StoreClient`."""
 
-    async def lease(self, worker: str, count: int, wait_s: float) -> list[Ticket]: ...
+    async def lease(self, n: int, worker: str, wait_s: float = 0.0) -> list[Ticket]: ...
 
-    async def put(self, episode: Episode) -> None: ...
+    async def put(self, ticket_id: str, episode: Episode) -> Ending: ...
 
-    async def fail(self, ticket_id: str, reason: str, *, retry: bool) -> None: ...
+    async def fail(self, ticket_id: str, reason: str, retry: bool = True) -> Ending: ...
 
-    async def release_worker(self, worker: str) -> None: ...
+    async def release_worker(self, worker: str) -> int: ...
 
     async def close(self) -> None: ...
 
@@ -95,21 +97,29 @@ class Runtime:
         self._busy_s = 0.0
         self._generate_s = self._environment_s = 0.0
         self._reward = 0.0
+        self._faults_in_a_row = 0
         self._started = time.monotonic()
 
     async def run(self) -> None:
         """Run episodes until cancelled.
 
-        Raises, in an `ExceptionGroup`, `Unreachable` when store or engines stay away, and `ConfigError` when the
-        environment cannot be made with the given arguments.
+        Raises `Unreachable` when store or engines stay away, `NothingWorks` when
+        one ticket after the other fails, and `ConfigError` when the environment cannot be made as configured.
         """
         self._started = time.monotonic()
         try:
+            # A predecessor of this name may have died with tickets in its hands.
+            await self._told_store(lambda: self._store.release_worker(self._worker), f"the start of {self._worker}")
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._tickets.run(), name="lease")
                 group.create_task(self._log_progress(), name="progress")
                 for index in range(self.config.concurrency):
                     group.create_task(self._slot(index), name=f"slot {index}")
+        except ExceptionGroup as group_error:
+            # It stops for the first reason; the others are the same one, seen from other slots.
+            if (first := _first_known(group_error)) is not None:
+                raise first from None
+            raise
         finally:
             # The slots are gone: what this worker still holds at the store goes back to other workers.
             with contextlib.suppress(StoreFault, TimeoutError):
@@ -155,8 +165,6 @@ class Runtime:
             return await self._fail(ticket, "rejected", error, retry=False)
         except EpisodeError as error:
             return await self._fail(ticket, "rejected", error)
-        if episode.stop_reason is StopReason.ABORTED:
-            return await self._fail(ticket, "aborted", EngineFault("the engine kept aborting: it is shutting down"))
         self._state[index] = "delivering"
         return await self._deliver(episode)
 
@@ -185,49 +193,60 @@ class Runtime:
     async def _fail(self, ticket: Ticket, kind: str, error: Exception, *, retry: bool = True) -> bool:
         """Give the ticket's capacity back. The store decides whether it has attempts left."""
         self.counters[kind] += 1
-        log.warning("ticket %s (attempt %d): %s: %s", ticket.id, ticket.attempt, kind, error)
-        await self._told_store(
-            lambda: self._store.fail(ticket.id, f"{kind}: {error}", retry=retry), f"failure of ticket {ticket.id}"
+        reason = f"{kind}: {error}"
+        ending = await self._told_store(
+            lambda: self._store.fail(ticket.id, reason, retry), f"the failure of ticket {ticket.id}"
         )
+        log.warning("ticket %s, attempt %d, %s: %s", ticket.id, ticket.attempt, ending.outcome, reason)
+        self._faults_in_a_row += 1
+        most = self.config.most_faults_in_a_row
+        if self._faults_in_a_row > most:
+            raise NothingWorks(f"more than {most} tickets in a row have failed, the last one with: {reason}")
         return False
 
     async def _deliver(self, episode: Episode) -> bool:
         """Hold a finished episode until the store has acknowledged it."""
-        await self._told_store(lambda: self._store.put(episode), f"episode {episode.id}")
-        self.counters["episodes"] += 1
+        ending = await self._told_store(lambda: self._store.put(episode.id, episode), f"episode {episode.id}")
+        if ending.outcome not in ("accepted", "duplicate"):
+            log.info("episode %s: %s %s", episode.id, ending.outcome, ending.reason)
         self.counters[episode.stop_reason.value] += 1
+        if episode.stop_reason is StopReason.ABORTED:  # the store deals its ticket again
+            return False
+        self.counters["episodes"] += 1
         self.counters["action_tokens"] += episode.action_tokens
         self._generate_s += episode.timings.generate_s
         self._environment_s += episode.timings.environment_s
         self._reward += episode.reward
+        self._faults_in_a_row = 0
         return True
 
-    async def _told_store(self, message: Callable[[], Awaitable[object]], what: str) -> None:
-        """Say something to the store until it has heard it.
+    async def _told_store(self, message: Callable[[], Awaitable[T]], what: str) -> T:
+        """Say something to the store until it has heard it; returns its answer.
 
         Shielded: a finished episode is the most expensive thing here, so a shutdown gives it a last chance. The
         store takes everything idempotently by id, so an answer that got lost costs one more message.
         """
         telling = asyncio.create_task(self._tell_store(message, what), name=what)
         try:
-            await asyncio.shield(telling)
+            return await asyncio.shield(telling)
         except asyncio.CancelledError:
             await asyncio.wait({telling}, timeout=self.config.limits.shutdown_s / 4)
             if not telling.done():
                 telling.cancel()
                 await asyncio.wait({telling})
-                log.error("%s was not delivered: the store did not answer before the shutdown", what)
+                log.error("the store did not hear of %s before the shutdown", what)
+            elif not telling.cancelled() and (error := telling.exception()):
+                log.error("%s", error)
             raise
 
-    async def _tell_store(self, message: Callable[[], Awaitable[object]], what: str) -> None:
+    async def _tell_store(self, message: Callable[[], Awaitable[T]], what: str) -> T:
         limits = self.config.limits
         deadline = time.monotonic() + limits.store_patience_s
         tries = 0
         while True:
             try:
                 async with asyncio.timeout(limits.put_s):
-                    await message()
-                return
+                    return await message()
             except (StoreFault, TimeoutError) as error:
                 tries += 1
                 self.counters["store_retries"] += 1
@@ -247,9 +266,7 @@ class Runtime:
         states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(self._state).items()))
         ends = ", ".join(f"{self.counters[r.value]} {r.value}" for r in StopReason if self.counters[r.value])
         faults = ", ".join(
-            f"{self.counters[kind]} {kind}"
-            for kind in ("engine", "environment", "rejected", "aborted")
-            if self.counters[kind]
+            f"{self.counters[kind]} {kind}" for kind in ("engine", "environment", "rejected") if self.counters[kind]
         )
         rate = self.counters["action_tokens"] / elapsed
         return (
@@ -262,6 +279,17 @@ class Runtime:
         while True:
             await asyncio.sleep(self.config.progress_every_s)
             log.info("%s", self.progress())
+
+
+def _first_known(group: ExceptionGroup) -> Exception | None:
+    """The first error of `group` if it holds nothing but errors that say what to do; None if there is a bug in it."""
+    known, bugs = group.split((Unreachable, NothingWorks, ConfigError))
+    if bugs is not None or known is None:
+        return None
+    error: Exception = known
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _check_pinned_version(ticket: Ticket, episode: Episode) -> None:
@@ -281,12 +309,16 @@ async def _watch_parent(parent: int) -> None:
 async def _main(config: RuntimeConfig, *, exit_with_parent: bool) -> int:
     parent = os.getppid()
     # Imported here: `--help` and a configuration error need none of it.
-    from agent.chat import ChatRenderer
+    from agent.chat import ChatRenderer, ChatTemplateError
     from agent.engines.client import HttpEngine
     from agent.store.client import StoreClient
     from envs import make_core
 
-    renderer = await asyncio.to_thread(ChatRenderer.from_pretrained, Path(config.model))
+    try:
+        renderer = await asyncio.to_thread(ChatRenderer.from_pretrained, Path(config.model))
+    except ChatTemplateError as error:
+        print(f"agent.runtime: `model`: {error}", file=sys.stderr)
+        return 2
     store = StoreClient(config.store)
     engines: dict[str, Engine] = {url: HttpEngine(url) for url in config.engines}
     runtime = Runtime(
@@ -325,26 +357,15 @@ async def _main(config: RuntimeConfig, *, exit_with_parent: bool) -> int:
         await running
     except asyncio.CancelledError:
         return 0
-    except ExceptionGroup as group:
-        known, unknown = group.split((Unreachable, ConfigError))
-        if unknown is not None or known is None:
-            raise
-        first = _leaves(known)[0]
-        print(f"agent.runtime: {first}", file=sys.stderr)
-        return 2 if isinstance(first, ConfigError) else 3
+    except (Unreachable, NothingWorks, ConfigError) as error:
+        print(f"agent.runtime: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 3
     finally:
         if watch is not None:
             watch.cancel()
             await asyncio.wait({watch})
         await asyncio.gather(store.close(), *(engine.close() for engine in engines.values()), return_exceptions=True)
     return 0
-
-
-def _leaves(group: ExceptionGroup) -> list[Exception]:
-    found: list[Exception] = []
-    for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, ExceptionGroup) else [error]
-    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

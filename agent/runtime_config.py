@@ -90,12 +90,19 @@ class RuntimeConfig(_Frozen):
     progress_every_s: float = Field(default=10.0, gt=0)
     lease_wait_s: float = Field(default=10.0, gt=0)
     """How long the store may hold a lease request open while it has no ticket."""
+    faults_in_a_row: int | None = Field(default=None, ge=1)
+    """The runtime stops when more tickets than this fail one after the other; None: 50, or 3 for each slot if more."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("engines", mode="before")
     @classmethod
     def _one_engine_may_be_a_string(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+    @property
+    def most_faults_in_a_row(self) -> int:
+        """`faults_in_a_row`, or its default."""
+        return self.faults_in_a_row or max(50, 3 * self.concurrency)
 
     @property
     def worker_name(self) -> str:

@@ -25,13 +25,17 @@ class Unreachable(RuntimeError):
     """The store, or every engine, stayed away longer than configured; the message says which, and what to do."""
 
 
+class NothingWorks(RuntimeError):
+    """Ticket after ticket failed though store and engines answer: something is configured wrongly."""
+
+
 def backoff_s(tries: int, *, first_s: float = 0.1, most_s: float = 10.0) -> float:
     """Seconds to wait after the `tries`-th failure in a row: exponential, with full jitter so that slots spread."""
     return random.uniform(0.5, 1.0) * min(most_s, first_s * 2 ** min(tries - 1, 20))
 
 
 class _Leasing(Protocol):
-    async def lease(self, worker: str, count: int, wait_s: float) -> list[Ticket]: ...
+    async def lease(self, n: int, worker: str, wait_s: float = 0.0) -> list[Ticket]: ...
 
 
 class TicketSource:
@@ -75,7 +79,7 @@ class TicketSource:
             idle = sum(not future.done() for future in self._waiting)
             try:
                 async with asyncio.timeout(self._wait_s + 30.0):
-                    tickets = await self._store.lease(self._worker, max(1, idle), self._wait_s)
+                    tickets = await self._store.lease(max(1, idle), self._worker, self._wait_s)
             except (StoreFault, TimeoutError) as error:
                 tries += 1
                 if time.monotonic() - last_heard > self._patience_s:
@@ -188,8 +192,7 @@ class SlotEnvs:
             config = self._configs[kind]
             try:
                 async with asyncio.timeout(self._limit_s):
-                    # In a thread: building an environment may read files or a data set.
-                    self._open[kind] = await asyncio.to_thread(self._make, config)
+                    self._open[kind] = await asyncio.to_thread(self._made, config)
             except TimeoutError as error:
                 raise EnvironmentFault(f"making {config.id} took longer than {self._limit_s:g} s") from error
             except EnvironmentFault:
@@ -198,6 +201,12 @@ class SlotEnvs:
                 # Wrong arguments stay wrong: better to say so once than to fail every ticket.
                 raise ConfigError(f"`env`: cannot make {config.id}: {type(error).__name__}: {error}") from error
         return self._open[kind]
+
+    def _made(self, config: EnvConfig) -> AsyncEnv:
+        # In a thread, with the list of tasks: they may come from files, a data set, or a generator.
+        env = self._make(config)
+        _ = env.task_ids
+        return env
 
     async def discard(self, kind: Kind, limit_s: float) -> None:
         """Close one environment; the next `get` makes a new one."""
