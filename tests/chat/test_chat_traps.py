@@ -198,7 +198,7 @@ def test_openai_arguments_are_encoded_twice(renderer_of: Callable[..., ChatRende
 
 
 def test_a_template_with_other_ends_loses_or_doubles_them(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Case B8: templates that end the last turn differently, and templates that end none (the next turn's token does)."""
+    """Case B8: the last turn may end in another token than earlier ones, or none may end (the next one opens)."""
     two_ends = """
     {%- for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}{{ "<|endoftext|>" if loop.last and m.role == "assistant" else "<|im_end|>" }}{% endfor %}
