@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import glob
 import os
+import pathlib
 import sys
 from typing import Any
 
@@ -30,6 +30,9 @@ def binds(site: list[str]) -> list[str]:
     for path in sorted({sys.prefix, sys.base_prefix, executable, *site}, key=len):
         if not any(path == known or path.startswith(known + "/") for known in seen):
             seen.append(path)
+            for above in reversed(pathlib.PurePath(path).parents[:-1]):
+                # Made by bubblewrap itself they would have the mode of their originals, such as 0700 of /root.
+                arguments += ["--perms", "0755", "--dir", str(above)]
             arguments += ["--ro-bind", path, path]
     return arguments
 

@@ -281,18 +281,19 @@ class Supervisor:
                 status = wire.read_frame(self.worker_fd)[0].get("status")
                 answer = {"status": "ok" if status == "ok" else "error", "lost": False}
         if answer["lost"]:
-            answer["exit_code"] = self.kill_worker()
+            answer["exit_code"] = self.kill_worker(0.05 if outcome in ("answer", "exit") else 0)
             self.sweep()
         elif not self.sweep(keep=self.worker):
-            answer = {"status": "processes", "lost": True, "exit_code": self.kill_worker()}
+            answer = {"status": "processes", "lost": True, "exit_code": self.kill_worker(0)}
             self.sweep()
         self.output.pump()
         text, answer["omitted"] = self.output.text()
         return answer, text
 
-    def kill_worker(self) -> int | None:
+    def kill_worker(self, wait_s: float) -> int | None:
         """End the interpreter; returns how it had ended by itself (negative: a signal), None if it had not."""
-        ended = bool(select.select([self.worker_pidfd], [], [], 0)[0])
+        # Its socket ends a moment before it does.
+        ended = bool(select.select([self.worker_pidfd], [], [], wait_s)[0])
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.worker, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self.worker, 0)[1])
