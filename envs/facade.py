@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 (registers its exit hook before ours; see `_register_atexit`)
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import gymnasium
 
@@ -19,6 +20,34 @@ from envs.spaces import Unicode
 T = TypeVar("T")
 
 _CLOSE_LIMIT_S = 60.0
+
+
+class _Call(Generic[T]):
+    """One coroutine on the loop's thread, which the waiting thread can cancel at any time, before its start too."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        self.ended = threading.Event()
+
+    async def run(self) -> T:
+        try:
+            self._task = asyncio.current_task()
+            if self._cancelled:
+                self._work.close()
+                raise asyncio.CancelledError
+            return await self._work
+        finally:
+            self.ended.set()
+
+    def cancel(self) -> None:
+        """Called on the loop's thread."""
+        self._cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self.ended.set()
 
 
 class _LoopThread:
@@ -59,12 +88,15 @@ class _LoopThread:
             self._thread.join(_CLOSE_LIMIT_S)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop and wait for it. An interrupt (Ctrl-C) cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        """Run `work` on the loop and wait for it. An interrupt (Ctrl-C) cancels it, and is raised once it has ended."""
+        running = _Call(work)
         try:
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(running.run(), self.loop).result()
         except BaseException:
-            future.cancel()
+            # An interrupt can strike before the line above has returned a future, so the task is reached by `running`.
+            if not running.ended.is_set():
+                self.loop.call_soon_threadsafe(running.cancel)
+                running.ended.wait(_CLOSE_LIMIT_S)
             raise
 
     def on_thread(self) -> bool:
@@ -75,6 +107,10 @@ class _LoopThread:
         try:
             self.loop.run_forever()
         finally:
+            left = asyncio.all_tasks(self.loop)
+            for task in left:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
             self.loop.close()
@@ -104,6 +140,22 @@ def _shut_down(core: AsyncEnv, thread: _LoopThread) -> None:
         future.result(_CLOSE_LIMIT_S)
     finally:
         thread.release()
+
+
+_open: weakref.WeakSet[TextEnv] = weakref.WeakSet()
+"""The facades whose cores are running."""
+
+
+def _close_all() -> None:
+    for env in list(_open):
+        env.close()
+
+
+# `atexit` (and so `weakref.finalize`) comes too late: executors take no work by then, and cores need them to close.
+# The hook that executors themselves use is run before, last registered first. Without it the finalizers remain.
+_register_atexit = getattr(threading, "_register_atexit", None)
+if _register_atexit is not None:
+    _register_atexit(_close_all)
 
 
 class TextEnv(gymnasium.Env[str, str]):
@@ -145,6 +197,7 @@ class TextEnv(gymnasium.Env[str, str]):
         if self._thread is None:
             self._thread = _LoopThread.acquire()
             self._finalizer = weakref.finalize(self, _shut_down, self.core, self._thread)
+            _open.add(self)
         return self._thread
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -176,6 +229,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def close(self) -> None:
         """Give everything back. May be called any number of times."""
+        _open.discard(self)
         finalizer, self._finalizer, self._thread = self._finalizer, None, None
         if finalizer is not None:
             finalizer()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+import textwrap
 import warnings
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import gymnasium
+import psutil
 import pytest
 from gymnasium.utils.env_checker import check_env
 
@@ -284,16 +288,24 @@ async def test_closing_is_allowed_in_every_state(make: Make) -> None:
     assert (await env.astep(r"\boxed{42}"))[1] == 1.0
 
 
-async def test_case_c_a_sandbox_that_is_not_there_is_a_fault_and_no_reward(make: Make) -> None:
-    """Case C: infrastructure is never a wrong answer."""
-    env = make(sandbox="no_such_backend")
-
-    async def first_call() -> None:
-        await env.areset(seed=0)
+async def test_case_c_a_sandbox_or_grader_that_fails_is_a_fault_and_no_reward(make: Make) -> None:
+    """Case C: infrastructure is never a wrong answer, and the next episode is not spoilt by it."""
+    env = make()
+    await env.areset(seed=0)
+    (machinery,) = shared._by_loop[asyncio.get_running_loop()].values()
+    await machinery.pool.close()
+    with pytest.raises(EnvironmentFault, match="sandbox"):
         await env.astep(call("1"))
-
-    with pytest.raises((EnvironmentFault, ValueError), match="no_such_backend"):
-        await first_call()
+    with pytest.raises(RuntimeError, match="reset"):
+        await env.astep("the episode is void")
+    await env.areset(seed=0)
+    await machinery.grader.close()
+    with pytest.raises(EnvironmentFault, match="grader"):
+        await env.astep(r"\boxed{\frac{84}{2}}")
+    await env.aclose()
+    await env.areset(seed=0)
+    assert (await env.astep(call("1")))[0].strip() == "1"
+    assert (await env.astep(r"\boxed{\frac{84}{2}}"))[1] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -339,3 +351,27 @@ def test_make_vec_runs_the_tool_in_every_mode(mode: str) -> None:
         assert terminated.tolist() == [True, False]
     finally:
         vector.close()
+
+
+def test_an_interpreter_that_ends_without_close_leaves_no_process_and_no_noise() -> None:
+    answer, tool_call = r"\boxed{2^{-1}}", call("1")
+    program = f"""
+        import gymnasium, envs
+        env = gymnasium.make({ENV_ID!r}, sandbox="process", problems=[{{"problem": "x", "answer": "0.5"}}])
+        env.reset(seed=0)
+        assert env.step({answer!r})[1] == 1.0
+        env.reset(seed=0)
+        env.step({tool_call!r})
+        import psutil
+        children = psutil.Process().children(recursive=True)
+        assert children
+        print(*(child.pid for child in children))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert pids
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
+    assert not alive
