@@ -38,13 +38,16 @@ _SETS = {
 }  # fmt: skip
 _WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}|\\text\{")
 _BASE = re.compile(r"([0-9A-Fa-f]+)_(?:\{(\d+)\}|(\d+))")
+_PADDED = re.compile(r",0\d")
 _CALL = re.compile(r"([A-Za-z]+)\(([a-z])\)")
 
 
 def equivalent(answer: str, gold: str) -> bool:
     """Return whether `answer` (the content of a box) says what `gold` says. Any two strings are accepted."""
-    readings = {(normalize(answer, thousands=joined), normalize(gold, thousands=joined)) for joined in (True, False)}
-    return any(_plainly_equal(a, g) or _same(read(a), read(g)) for a, g in sorted(readings) if a and g)
+    joined, apart = ((normalize(answer, thousands=t), normalize(gold, thousands=t)) for t in (True, False))
+    # "100,200" may be one number or two; "14,000" is one.
+    readings = [joined] if joined == apart or any(_PADDED.search(text) for text in apart) else [joined, apart]
+    return any(_plainly_equal(a, g) or _same(read(a), read(g)) for a, g in readings if a and g)
 
 
 def _plainly_equal(answer: str, gold: str) -> bool:
@@ -205,10 +208,13 @@ def _to_set(node: Node) -> tuple[str, Any]:
     names = {name for name, _ in named if name}
     if len(names) > 1:
         raise Unreadable(str(node))
-    join = (
-        sympy.Intersection if node.word == "and" and all(isinstance(m, Relation) for m in node.members) else sympy.Union
-    )
-    return (names.pop() if names else ""), join(*(part for _, part in named))
+    name = names.pop() if names else ""
+    parts = [part for _, part in named]
+    if node.word == "and" and all(isinstance(member, Relation) for member in node.members):
+        both = sympy.Intersection(*parts)
+        if both != sympy.S.EmptySet:  # "n = 1 and n >= 3" means either
+            return name, both
+    return name, sympy.Union(*parts)
 
 
 def _unreadable(node: Node) -> Any:
@@ -336,7 +342,7 @@ def _leaves(answer: str, gold: str) -> bool:
 
 
 def _measured(value: str, unit: Unit | None, gold_value: str, gold_unit: Unit | None) -> bool:
-    if unit is not None and gold_unit is not None and not (unit.percent or gold_unit.percent):
+    if unit is not None and gold_unit is not None:
         if unit.dimensions != gold_unit.dimensions:
             return False
         if unit.factor != gold_unit.factor:

@@ -34,7 +34,7 @@ SAME = [
     (r"\frac{\sqrt3}{3}", r"\frac{1}{\sqrt{3}}"), (r"\sin^2 x + \cos^2 x", "1"), ("2*x**2", "2x^2"), ("sqrt(2)/2", r"\frac{\sqrt{2}}{2}"),
     ("0.333333", r"\frac13"), ("2^{2024}+1", "1+2^{2024}"), (r"\text{evelyn}", r"\text{Evelyn}"), ("east", r"\text{east}"),
     ("All positive integers", r"all positive integers."), ("no solution", r"\text{No solutions}"), (r"\emptyset", "no solutions"),
-    (r"\frac{\pi}{2}", r"90^\circ"), (r"\sqrt{51}", r"$\sqrt 51$"), ("R+r", "r+R"), ("100, 200", "200,100"), ("½", "0.5"), ("3√2", r"3\sqrt{2}"),
+    (r"\frac{\pi}{2}", r"90^\circ"), (r"\sqrt{51}", r"$\sqrt 51$"), ("R+r", "r+R"), ("100, 200", "200,100"), ("½", "0.5"), (r"n \ge 3 \text{ and } n=1", r"n=1, n \ge 3"), (r"x>1 \text{ and } x<2", "(1,2)"), ("3√2", r"3\sqrt{2}"),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -51,7 +51,7 @@ DIFFERENT = [
     (r"10^{100}", r"\sqrt{10^{200}+1}"), ("1.41", r"\sqrt{2}"), ("0.33", r"\frac13"), ("1234567.01", "1234567"), ("41.999999", "42"), ("x", "y"), ("n", "n-1"),
     (r"\text{east}", r"\text{west}"), ("even", "neve"), (r"1+\sqrt5", r"1\pm\sqrt5"), ("3+i", "3-i"), ("-42", "42"), ("", "42"), ("42", "4,2"),
     (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}"), ("f(x)=x", "f(x)=-x"), (r"\frac{1}{0}", r"\frac{2}{0}"),
-    (r"x \in [1,2]", "x=1,2"), (r"(-\infty,-1)\cup(2,\infty)", r"(-\infty,-1)\cup(3,\infty)"), (r"\infty", r"-\infty"), ("1/10", "10"),
+    (r"x \in [1,2]", "x=1,2"), (r"(-\infty,-1)\cup(2,\infty)", r"(-\infty,-1)\cup(3,\infty)"), (r"\infty", r"-\infty"), ("1/10", "10"), ("14,0000", "14,000"), ("14, 0", "14,000"), (r"90\%", r"90^\circ"), (r"\lfloor p/10 \rfloor", r"\lfloor p/9 \rfloor"),
 ]  # fmt: skip
 
 
