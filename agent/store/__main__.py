@@ -65,7 +65,10 @@ def _configuration(file: Path | None, overrides: list[str]) -> StoreConfig | Non
         key, equals, value = override.partition("=")
         if not equals:
             raise StoreFault(f"{override}: expected key=value")
-        values[key] = yaml.safe_load(value)
+        try:
+            values[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise StoreFault(f"{key}: {value!r} is no YAML value") from error
     return StoreConfig(**values) if values else None
 
 

@@ -1,0 +1,275 @@
+"""The store as a process: real SIGKILL, real HTTP, real time limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from store_tools import make_episode, running_store
+
+from agent.episode import Segment, decode
+from agent.store.client import StoreClient
+from agent.store.protocol import StoreFault, StoreFull, Ticket
+from agent.store.reading import EpisodeFilter, EpisodeReader
+
+KEYS = ("tasks=50", "batch=4")
+
+
+async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
+    """Cases D3 and H1: episodes, claims, version and data cursor are there after the store was killed."""
+    path = tmp_path / "run" / "episodes.sqlite"
+    async with running_store(path, *KEYS, kill=True) as (store, _):
+        first = await store.lease(8, "w")
+        await asyncio.gather(*(store.put(t.id, make_episode(t.id)) for t in first[:7]))
+        claim = await store.claim(4, 0)
+        assert claim is not None
+        await store.set_version(5)
+    async with running_store(path) as (store, _):  # the saved configuration counts
+        status = await store.status()
+        assert (status.version, status.ready, status.claimed, status.leased) == (5, 3, 4, 1)
+        assert (await store.put(first[0].id, make_episode(first[0].id))).outcome == "duplicate"
+        await store.recover(claim.id)
+        assert await store.release_worker("w") == 1
+        again = await store.lease(8, "w")
+        assert again[0].id == first[7].id
+        assert not {t.task_index for t in again[1:]} & {t.task_index for t in first}
+        status = await store.status()
+        assert (status.trained, status.claimed) == (4, 0)
+
+
+async def test_second_store_on_the_same_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.sqlite"
+    command = [sys.executable, "-m", "agent.store", "--path", str(path), *KEYS]
+    async with running_store(path, *KEYS) as (_, process):
+        second = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=20)
+    assert second.returncode == 2
+    assert f"process {process.pid}" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        (["bach=4"], "bach"),
+        (["batch=0"], "batch"),
+        (["batch"], "key=value"),
+        ([], "tasks"),
+        (["tasks=["], "tasks"),
+    ],
+)
+def test_bad_configuration_is_one_clear_line(tmp_path: Path, keys: list[str], named: str) -> None:
+    command = [sys.executable, "-m", "agent.store", "--path", str(tmp_path / "e.sqlite"), *keys]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert ended.returncode == 2
+    assert named in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "e.sqlite").write_text("no database " * 1000)
+    command = [sys.executable, "-m", "agent.store", "--path", str(tmp_path / "e.sqlite"), *KEYS]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert ended.returncode == 2
+    assert "is it an episode store" in ended.stderr
+    with pytest.raises(StoreFault, match="no readable"):
+        EpisodeReader(tmp_path / "e.sqlite")
+
+
+async def test_long_polls_answer_when_there_is_something(tmp_path: Path) -> None:
+    """Case D1: a claim and a lease wait without asking again, and are answered by the change itself."""
+    async with running_store(tmp_path / "e.sqlite", *KEYS, "max_lag=0") as (store, _):
+        claiming = asyncio.create_task(store.claim(4, 0, wait_s=30.0))
+        tickets = await store.lease(4, "w")
+        leasing = asyncio.create_task(store.lease(4, "w", wait_s=30.0))
+        async with asyncio.timeout(10):
+            for ticket in tickets:
+                await store.put(ticket.id, make_episode(ticket.id))
+            claim = await claiming
+            assert claim is not None
+            assert [decode(data).id for data in claim.episodes] == [t.id for t in tickets]
+            assert not leasing.done()
+            await store.commit(claim.id, 0)
+            assert len(await leasing) == 4
+        assert await store.claim(4, 0, wait_s=0.05) is None
+
+
+async def test_a_dropped_stale_episode_wakes_the_runtime(tmp_path: Path) -> None:
+    """Case D2: capacity that a waiting claim frees reaches a waiting lease at once."""
+    keys = (*KEYS, "max_lag=0", "stale_policy=drop", "max_lag_at_claim=0")
+    async with running_store(tmp_path / "e.sqlite", *keys) as (store, _):
+        for ticket in await store.lease(4, "w"):
+            await store.put(ticket.id, make_episode(ticket.id, 0))
+        leasing = asyncio.create_task(store.lease(4, "w", wait_s=30.0))
+        claiming = asyncio.create_task(store.claim(4, 1, wait_s=30.0))
+        async with asyncio.timeout(10):
+            for ticket in await leasing:
+                await store.put(ticket.id, make_episode(ticket.id, 1))
+            assert await claiming is not None
+        assert (await store.status()).counters["stale"] == 4
+
+
+DELAYS_S = (0.0, 0.001, 0.002, 0.003, 0.005, 0.008, 0.02)
+
+
+async def test_cancelled_lease_and_claim_leak_nothing(tmp_path: Path) -> None:
+    """Case D2: a caller that gives up while the store answers must not lose tickets or a batch."""
+    async with running_store(tmp_path / "e.sqlite", *KEYS, "max_lag=0") as (store, _):
+        tickets: list[Ticket] = []
+        for delay in DELAYS_S:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    tickets += await store.lease(4, "w", wait_s=1.0)
+        async with asyncio.timeout(10):
+            while len(tickets) < 4:
+                tickets += await store.lease(4, "w", wait_s=1.0)
+        assert len({t.id for t in tickets}) == 4
+        for ticket in tickets:
+            await store.put(ticket.id, make_episode(ticket.id))
+        claim = None
+        for delay in DELAYS_S:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    claim = claim or await store.claim(4, 0, wait_s=1.0)
+        assert claim or await store.claim(4, 0, wait_s=5.0)
+
+
+async def test_an_answer_that_never_arrived_is_undone_by_the_next_call(tmp_path: Path) -> None:
+    """Case D2: exactly the lost request's tickets and claim come back."""
+    async with running_store(tmp_path / "e.sqlite", *KEYS, "max_lag=0") as (store, _):
+        kept = await store.lease(1, "w")
+        lost = StoreClient(store.url)  # its connection breaks after the store has decided
+        await lost.lease(3, "w")
+        store._lost_leases = list(await _requests(tmp_path / "e.sqlite", kept[0].id))
+        again = await store.lease(4, "w")
+        await lost.close()
+        assert len(again) == 3
+        for ticket in [*kept, *again]:
+            await store.put(ticket.id, make_episode(ticket.id))
+        claim = await store.claim(4, 0)
+        assert claim is not None
+        store._lost_claims = [claim.id]
+        repeated = await store.claim(4, 0, wait_s=5.0)
+        assert repeated is not None
+        assert repeated.episodes == claim.episodes
+        assert repeated.id != claim.id
+        assert not store._lost_claims
+
+
+async def _requests(path: Path, but: str) -> set[str]:
+    with EpisodeReader(path) as reader:
+        rows = reader._sql.execute("SELECT request FROM tickets WHERE status = 'leased' AND id != ?", (but,))
+        return {row[0] for row in rows}
+
+
+async def test_a_bad_episode_is_an_answer_not_a_fault(tmp_path: Path) -> None:
+    """Cases B4 and C: fewer log-probs than tokens, no action token, or no episode at all: counted rejections."""
+    async with running_store(tmp_path / "e.sqlite", *KEYS, "max_attempts=1") as (store, _):
+        one, two, three = await store.lease(3, "w")
+        good = make_episode(one.id)
+        prompt = good.segments[0]
+        unscored = Segment("action", (1, 2), logprobs=(-1.0,), versions=(0, 0))
+        bad = {"segments": (prompt, unscored)}
+        ending = await store.put(one.id, msgspec.structs.replace(good, **bad))
+        assert ending.outcome == "given_up"
+        assert "log-probs" in ending.reason
+        ending = await store.put(
+            two.id, msgspec.structs.replace(make_episode(two.id), segments=(prompt,), turn_rewards=())
+        )
+        assert "no action token" in ending.reason
+        async with aiohttp.ClientSession() as session:
+            async with session.put(f"{store.url}/tickets/{three.id}/episode", data=b"\xc1garbage") as response:
+                assert response.status == 200
+            async with session.post(f"{store.url}/lease", data=b"\xc1garbage") as response:
+                assert response.status == 400
+        status = await store.status()
+        assert status.counters["rejected"] == 3
+        assert status.leased == status.ready == 0
+
+
+async def test_a_full_disk_is_a_typed_fault_over_http(tmp_path: Path) -> None:
+    """A full disk: 507 with what to do; what was acknowledged can still be read."""
+    async with running_store(tmp_path / "e.sqlite", "tasks=99", "batch=32", "max_bytes=400000") as (store, _):
+        tickets = await store.lease(32, "w")
+        puts = [store.put(t.id, make_episode(t.id, tokens=2000)) for t in tickets]
+        answers = await asyncio.gather(*puts, return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, StoreFull)]
+        assert refused
+        assert "make room" in str(refused[0])
+        rows = await store.episodes()
+        assert 1 < len(rows) == len(tickets) - len(refused)
+        for row in rows:
+            assert (await store.episode(row.id)).action_tokens == 2000
+
+
+async def test_evaluation_over_http(tmp_path: Path) -> None:
+    """Case D7."""
+    async with running_store(tmp_path / "e.sqlite", *KEYS) as (store, _):
+        name = await store.start_evaluation(2, [5, 6], 2)
+        for ticket in await store.lease(4, "w"):
+            assert (ticket.kind, ticket.pinned_version) == ("evaluate", 2)
+            assert (await store.evaluation(name)).episodes == []
+            await store.put(ticket.id, make_episode(ticket.id, 2))
+        status = await store.evaluation(name)
+        assert (status.finished, status.requested, len(status.episodes)) == (4, 4, 4)
+        assert (await store.status()).ready == 0
+        with pytest.raises(StoreFault, match="404"):
+            await store.evaluation("none")
+
+
+async def test_episodes_can_be_listed_and_read_with_and_without_a_store(tmp_path: Path) -> None:
+    path = tmp_path / "e.sqlite"
+    async with running_store(path, *KEYS) as (store, _):
+        tickets = await store.lease(5, "w")
+        for length, ticket in enumerate(tickets, start=1):
+            await store.put(ticket.id, make_episode(ticket.id, tokens=length))
+        await store.claim(4, 0)
+        ready = await store.episodes(EpisodeFilter(status="ready"))
+        assert [row.id for row in ready] == [tickets[4].id]
+        page = await store.episodes(EpisodeFilter(limit=2, offset=1, newest_first=True, min_reward=0.5))
+        assert [row.tokens for row in page] == [4, 3]
+        assert (await store.episode(tickets[0].id)).action_tokens == 1
+        with EpisodeReader(path) as reader:
+            assert reader.list() == await store.episodes()
+    with EpisodeReader(path) as reader:
+        assert decode(reader.get(tickets[4].id)).action_tokens == 5
+        assert [row.status for row in reader.list()] == ["claimed"] * 4 + ["ready"]
+        with pytest.raises(StoreFault, match="no episode"):
+            reader.get("none")
+
+
+async def test_a_store_that_is_away_is_a_fault_that_says_what_to_do(tmp_path: Path) -> None:
+    async with running_store(tmp_path / "e.sqlite", *KEYS) as (store, process):
+        waiting = asyncio.create_task(store.claim(4, 0, wait_s=60.0))
+        await store.status()
+        url = store.url
+        process.terminate()
+        async with asyncio.timeout(8):  # a long poll does not hold the end up
+            assert await waiting is None
+            await process.wait()
+    client = StoreClient(url)
+    with pytest.raises(StoreFault, match=r"start `python -m agent\.store`"):
+        await client.status()
+    assert not await client.healthy()
+    await client.close()
+
+
+async def test_the_store_ends_with_its_parent_only_when_asked(tmp_path: Path) -> None:
+    """Case D8: --exit-with-parent; the port file goes with the store."""
+    port_file = tmp_path / "port"
+    script = (
+        "import subprocess, sys, pathlib, time\n"
+        "p = subprocess.Popen([sys.executable, '-m', 'agent.store', '--path', sys.argv[1], '--port-file', sys.argv[2],"
+        " '--exit-with-parent', 'tasks=1', 'batch=1'])\n"
+        "while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.02)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "e.sqlite"), str(port_file)]
+    await asyncio.to_thread(subprocess.run, command, check=True, timeout=30, stderr=subprocess.DEVNULL)
+    async with asyncio.timeout(10):
+        while port_file.exists():  # noqa: ASYNC110 - another process; nothing tells
+            await asyncio.sleep(0.05)
