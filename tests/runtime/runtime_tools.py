@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from aiohttp import web
 
 from agent.chat import ChatRenderer
 from agent.engines.base import Completion, EngineFault, EngineHealth
 from agent.episode import SamplingParams
 from agent.rollout import RolloutSettings
 from agent.runtime_config import SamplingConfig, StageLimits
+from agent.store.config import StoreConfig
+from agent.store.ledger import Ledger
 from agent.store.protocol import Ticket
+from agent.store.server import StoreServer
 from envs.core import AsyncEnv, Step
 
 TEMPLATE = (
@@ -59,6 +65,7 @@ class ScriptedEngine:
         self.hold: asyncio.Event | None = None
         self.partial = 3
         self.down = False
+        self.asked = 0
 
     async def generate(
         self,
@@ -109,6 +116,7 @@ class ScriptedEngine:
     async def health(self) -> EngineHealth:
         if self.down:
             raise EngineFault("the scripted engine is down")
+        self.asked += 1
         return EngineHealth(version=self.version, running=len(self.running), waiting=0, max_context=4096)
 
     async def close(self) -> None: ...
@@ -185,3 +193,68 @@ def settings(**changes: Any) -> RolloutSettings:
 
 def ticket(**changes: Any) -> Ticket:
     return Ticket(**{"id": "t1", "kind": "train", "task_index": 0, "epoch": 0, "seed": 7, **changes})
+
+
+class StoreProcess:
+    """`python -m agent.store` as a child process that can be killed and started again on the same file and port."""
+
+    def __init__(self, path: Path, *overrides: str) -> None:
+        self.path, self.overrides = path, overrides
+        self.port = 0
+        self.process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        port_file = self.path.with_name("store.port")
+        port_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "agent.store", "--path", str(self.path), "--port", str(self.port)]
+        with self.path.with_name("store.log").open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *command, "--port-file", str(port_file), "--exit-with-parent", *self.overrides, stdout=log, stderr=log
+            )
+        async with asyncio.timeout(30):
+            while not port_file.exists():
+                assert self.process.returncode is None, self.path.with_name("store.log").read_text()
+                await asyncio.sleep(0.02)
+        self.port = int(port_file.read_text())
+
+    async def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        await self.process.wait()
+
+    async def stop(self) -> None:
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.terminate()
+            await asyncio.wait_for(self.process.wait(), 20)
+
+
+class AnyStore(Protocol):
+    """A running store; tests need its address only."""
+
+    @property
+    def url(self) -> str: ...
+
+
+class StoreInside:
+    """The real store, over real HTTP, on this event loop: starts in milliseconds, cannot be killed."""
+
+    def __init__(self, path: Path, config: StoreConfig) -> None:
+        self._runner = web.AppRunner(
+            StoreServer(Ledger(path, config)).application(), handler_cancellation=True, shutdown_timeout=2.0
+        )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def start(self) -> None:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
