@@ -52,7 +52,9 @@ async def machine_busy_s() -> float:
 
 async def measure(backend: str, alive: int, starts: int, calls: int, spares: int, pause_s: float) -> None:
     """Print one table."""
-    print(f"backend {backend}, {spares} spares, {os.cpu_count()} CPUs\n{'':34}{'p50 ms':>8}  {'p90 ms':>8}  {'max ms':>8}")
+    print(
+        f"backend {backend}, {spares} spares, {os.cpu_count()} CPUs\n{'':34}{'p50 ms':>8}  {'p90 ms':>8}  {'max ms':>8}"
+    )
     # A. many alive at once, started as fast as they come
     burst: list[float] = []
     async with PythonPool(backend, spares=spares) as pool:
@@ -69,7 +71,10 @@ async def measure(backend: str, alive: int, starts: int, calls: int, spares: int
             await sessions[0].run("1")
             durations.append(time.perf_counter() - begun)
         print(f"{f'call, {alive} alive':34}{quantiles(durations)}")
-        print(f"alive and answering: {good} of {alive}; all up in {took:.2f} s; {memory / alive / 2**20:.1f} MiB private each")
+        print(
+            f"alive and answering: {good} of {alive}; all up in {took:.2f} s; "
+            f"{memory / alive / 2**20:.1f} MiB private each"
+        )
     # B. a training step: starts spread over time, each session used once and closed
     steady: list[float] = []
     own, below, machine, begun = cpu_of(False), cpu_of(True), await machine_busy_s(), time.perf_counter()
@@ -84,8 +89,8 @@ async def measure(backend: str, alive: int, starts: int, calls: int, spares: int
     busy = await machine_busy_s() - machine
     print(f"{f'steady {starts} starts':34}{quantiles(steady)}")
     print(
-        f"CPU a start (with one cell and close): {1000 * sum(cpu) / starts:.2f} ms, of it {1000 * cpu[0] / starts:.2f} ms "
-        f"in the caller; pool up in {1000 * up:.0f} ms (in the figure); whole machine {1000 * busy / starts:.2f} ms"
+        f"CPU a start (with one cell and close): {1000 * sum(cpu) / starts:.2f} ms, of it "
+        f"{1000 * cpu[0] / starts:.2f} ms in the caller; pool up in {1000 * up:.0f} ms (in the figure); whole machine {1000 * busy / starts:.2f} ms"
     )
 
 

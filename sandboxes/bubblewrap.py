@@ -7,11 +7,14 @@ import pathlib
 import sys
 from typing import Any
 
+from sandboxes.commands import ZygoteSandbox
 from sandboxes.zygote import ENVIRONMENT, INSIDE, python_command, uid_base
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-CONFIGURATION = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
-CONFIGURATION += ("/etc/fonts", "/etc/nsswitch.conf", "/etc/mime.types")
+CONFIGURATION = tuple(
+    f"/etc/{name}"
+    for name in "ld.so.cache ld.so.conf ld.so.conf.d alternatives localtime fonts nsswitch.conf mime.types".split()
+)
 ROOT = "/opt/sandbox"
 
 
@@ -60,3 +63,9 @@ def launch(options: dict[str, Any]) -> list[str]:
     command += ["--remount-ro", "/", "--chdir", "/", "--hostname", "sandbox"]
     options = {**options, "isolate": True, "uid_base": base, "keep_reading": False, "folder": None}
     return [*command, "--", *python_command(ROOT, options)]
+
+
+class BubblewrapSandbox(ZygoteSandbox):
+    """Commands in a bubblewrap sandbox of their own."""
+
+    launcher = staticmethod(launch)

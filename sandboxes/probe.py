@@ -1,40 +1,128 @@
-"""Which backends work on this machine: `python -m sandboxes.probe`."""
+"""Which sandbox backends work on this machine."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import functools
-import os
 import shutil
-import subprocess
+import sys
+import threading
 
 from sandboxes import bubblewrap, process
-from sandboxes.base import BackendStatus, SandboxFault
+from sandboxes.base import BackendStatus, Limits, SandboxFault
+from sandboxes.commands import ZygoteSandbox
 from sandboxes.zygote import Launcher
 
-LAUNCHERS: dict[str, Launcher] = {"bubblewrap": bubblewrap.launch, "process": process.launch}
-INSTALL = "install bubblewrap (Debian, Ubuntu: `apt-get install bubblewrap`; Fedora: `dnf install bubblewrap`)"
-ISOLATION = ("network", "files", "processes", "ipc", "users", "memory", "cpu", "file size", "wall clock", "output")
-PROBE_S = 20.0
+BACKENDS: dict[str, type[ZygoteSandbox]] = {
+    "bubblewrap": bubblewrap.BubblewrapSandbox,
+    "process": process.ProcessSandbox,
+}
+"""Best first. Only those that isolate are ever chosen by "auto"."""
+
+ISOLATION: dict[str, tuple[str, ...]] = {
+    "bubblewrap": ("network", "files", "processes", "ipc", "user"),
+    "process": (),
+}
+INSTALL = (
+    "install bubblewrap (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap; "
+    "Arch: pacman -S bubblewrap)"
+)
+ALLOW = (
+    "bubblewrap is installed, but this system does not let it make namespaces. As root on Debian: "
+    "sysctl kernel.unprivileged_userns_clone=1; on Ubuntu 24.04 and later: "
+    "sysctl kernel.apparmor_restrict_unprivileged_userns=0; in Docker: run the container with --privileged, or with "
+    "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+    "--security-opt systempaths=unconfined"
+)
+PROBE_S = 30.0
 
 
 def launcher(name: str) -> Launcher:
-    """Return how backend `name` starts a zygote."""
-    return LAUNCHERS[name]
+    """Return how backend `name` starts a zygote; raises `SandboxFault` for an unknown name."""
+    if name not in BACKENDS:
+        raise SandboxFault(f"no sandbox backend is called {name!r}; there are: auto, {', '.join(BACKENDS)}")
+    return BACKENDS[name].launcher
+
+
+async def _try(backend: type[ZygoteSandbox]) -> str:
+    """Run one command in a sandbox; returns what is wrong, or nothing."""
+    # The import shows that the sandbox's user can read the interpreter's folder.
+    command = [sys.executable, "-c", "import wave; print('works')"]
+    try:
+        async with asyncio.timeout(PROBE_S), backend(Limits(wall_clock_s=PROBE_S / 2)) as sandbox:
+            result = await sandbox.run(command)
+    except (SandboxFault, TimeoutError) as error:
+        return str(error) or "no answer"
+    if result.stdout.strip() == "works":
+        return ""
+    return f"{sys.executable} does not run inside (are its folders readable for all users?): {result.stderr[-500:]}"
 
 
 @functools.cache
-def _bubblewrap() -> BackendStatus:
-    return BackendStatus("bubblewrap", True)
+def _status(name: str) -> BackendStatus:
+    if sys.platform != "linux":
+        return BackendStatus(name, False, "sandboxes need Linux")
+    if name == "bubblewrap" and shutil.which("bwrap") is None:
+        return BackendStatus(name, False, INSTALL)
+    # A loop in a thread of its own, so that `probe` can be called with and without a running loop.
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(asyncio.run(_try(BACKENDS[name]))))
+    thread.start()
+    thread.join()
+    if answers == [""]:
+        return BackendStatus(name, True, isolation=ISOLATION[name])
+    reason = answers[0] if answers else "the probe itself failed"
+    return BackendStatus(name, False, f"{reason} ({ALLOW})" if name == "bubblewrap" else reason)
 
 
 def probe() -> list[BackendStatus]:
-    """Return all backends, best first, and whether each works here."""
-    return [_bubblewrap(), BackendStatus("process", True, isolation=("memory", "file size", "wall clock", "output"))]
+    """Return all backends, best first, and whether each works here. Blocks; the first call starts sandboxes."""
+    return [_status(name) for name in BACKENDS]
 
 
 def choose(name: str = "auto") -> str:
-    """Return the backend to use; "auto" is the best one that isolates. Raises `SandboxFault` saying what to do."""
+    """Return the name of the backend to use. Blocks at the first call.
+
+    "auto" is the best that isolates; if there is none, or the one asked for by name does not work here, `SandboxFault`
+    says what to do. `process` isolates nothing, so it must be asked for by name.
+    """
     if name != "auto":
+        launcher(name)
+        status = _status(name)
+        if not status.available:
+            raise SandboxFault(f"the sandbox backend {name!r} does not work here: {status.reason}")
         return name
-    return "bubblewrap"
+    for status in probe():
+        if status.available and status.isolation:
+            return status.name
+    reasons = "; ".join(f"{status.name}: {status.reason}" for status in probe() if not status.available)
+    raise SandboxFault(
+        f"no backend here isolates the code it runs ({reasons}). Either {INSTALL}, or ask for the backend "
+        "'process' by name if you trust the code: it limits resources and isolates nothing."
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the backends and which one "auto" takes; the exit status is 1 if it takes none."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sandboxes.probe",
+        description=f"{__doc__} Exit status 1: none that isolates.",
+        epilog="example: python -m sandboxes.probe && python -m learner.train",
+    )
+    parser.parse_args(arguments)
+    for status in probe():
+        print(f"{status.name:12}{'works' if status.available else 'does not work'}")
+        print(f"{'':12}isolates: {', '.join(status.isolation) or 'nothing; it only limits resources'}")
+        if status.reason:
+            print(f"{'':12}{status.reason}")
+    try:
+        print(f"auto takes {choose()}")
+    except SandboxFault as error:
+        print(f"auto takes none: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

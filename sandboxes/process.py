@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from sandboxes.commands import ZygoteSandbox
 from sandboxes.zygote import INSIDE, python_command, uid_base
 
 
@@ -29,3 +30,9 @@ def launch(options: dict[str, Any]) -> list[str]:
         os.path.dirname(INSIDE),
         {**options, "isolate": False, "uid_base": base, "keep_reading": keep_reading, "folder": None},
     )
+
+
+class ProcessSandbox(ZygoteSandbox):
+    """Commands as ordinary processes with limits, in a private folder; no isolation claims."""
+
+    launcher = staticmethod(launch)

@@ -136,7 +136,7 @@ class Zygote:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 env=ENVIRONMENT,
