@@ -18,6 +18,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = ("hermes", "fenced")
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+_MARKER = re.compile("|".join(map(re.escape, (OPEN, CLOSE, _THINK_OPEN, _THINK_CLOSE))))
 # strict=False: models write raw line breaks inside JSON strings, and what is meant is plain.
 _JSON = json.JSONDecoder(strict=False)
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -55,14 +56,17 @@ def parse_action(text: str, tools: Sequence[Mapping[str, Any]], tool_format: Too
 
 def visible_text(text: str) -> str:
     """`text` without its thinking: `<think>...</think>`, and what stands before a `</think>` the template opened."""
-    text = text[_implicit_thinking_end(text) :]
     parts: list[str] = []
+    position = _implicit_thinking_end(text)
     while True:
-        before, opened, rest = text.partition(_THINK_OPEN)
-        parts.append(before)
-        if not opened:
+        opened = text.find(_THINK_OPEN, position)
+        if opened < 0:
+            return "".join([*parts, text[position:]])
+        parts.append(text[position:opened])
+        closed = text.find(_THINK_CLOSE, opened)
+        if closed < 0:
             return "".join(parts)
-        text = rest.partition(_THINK_CLOSE)[2]
+        position = closed + len(_THINK_CLOSE)
 
 
 def _implicit_thinking_end(text: str) -> int:
@@ -71,15 +75,18 @@ def _implicit_thinking_end(text: str) -> int:
     A `</think>` inside the strings of a well-formed call is code, not the end of thinking.
     """
     position = 0
-    while True:
-        end = text.find(_THINK_CLOSE, position)
-        if end < 0 or 0 <= text.find(_THINK_OPEN) < end:
+    while (marker := _MARKER.search(text, position)) is not None:
+        if marker[0] == _THINK_OPEN:
             return 0
-        start = text.rfind(OPEN, 0, end)
-        body = _call_end(text, start) if start >= 0 else None
-        if body is None or body <= end:
-            return end + len(_THINK_CLOSE)
-        position = body
+        if marker[0] == _THINK_CLOSE:
+            return marker.end()
+        call_end = _call_end(text, marker.start()) if marker[0] == OPEN else None
+        # Not to be walked through: what follows a malformed call may be tried once, or a hostile text takes for ever.
+        if call_end is None and marker[0] == OPEN:
+            closed, opened = text.find(_THINK_CLOSE, position), text.find(_THINK_OPEN, position)
+            return 0 if closed < 0 or 0 <= opened < closed else closed + len(_THINK_CLOSE)
+        position = call_end or marker.end()
+    return 0
 
 
 def _call_end(text: str, start: int) -> int | None:
@@ -102,19 +109,18 @@ def _skip_space(text: str, position: int) -> int:
 def _parse_hermes(text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedAction:
     bodies: list[Any] = []
     position = _implicit_thinking_end(text)
-    while True:
-        start, think = text.find(OPEN, position), text.find(_THINK_OPEN, position)
-        if 0 <= think < start or (start < 0 <= think):
-            end = text.find(_THINK_CLOSE, think)
+    while (marker := _MARKER.search(text, position)) is not None:
+        start, position = marker.start(), marker.end()
+        if marker[0] == _THINK_OPEN:
+            end = text.find(_THINK_CLOSE, start)
             if end < 0:  # cut while thinking: whatever follows is a draft
                 break
             position = end + len(_THINK_CLOSE)
             continue
-        stray = text.find(CLOSE, position)
-        if stray >= 0 and (start < 0 or stray < start):
+        if marker[0] == _THINK_CLOSE:
+            continue
+        if marker[0] == CLOSE:
             return _malformed(f"{CLOSE} without {OPEN} before it", tools)
-        if start < 0:
-            break
         begin = _skip_space(text, start + len(OPEN))
         try:
             body, end = _JSON.raw_decode(text, begin)

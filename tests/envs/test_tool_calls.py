@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -177,3 +178,27 @@ def test_visible_text_keeps_everything_but_the_thinking(thought: str, rest: str)
     assert visible_text(f"<think>{thought}</think>{rest}") == rest
     assert visible_text(f"{thought}</think>{rest}") == rest
     assert visible_text(rest) == rest
+
+
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"a":"</think>"}</tool_call>' * 20_000,
+        "<think>x</think>" * 50_000,
+        "<tool_call>" * 50_000,
+        "</think>" * 50_000,
+        '<tool_call>{"a":"' + "</think>" * 50_000,
+        "<tool_call>{" * 20_000 + "</think>" * 20_000,
+        ("<think>" * 20_000 + "</think>" * 20_000),
+        "```python\n" * 50_000,
+        "`" * 400_000,
+        " " * 400_000,
+    ],
+    ids=range(10),
+)
+def test_a_hostile_text_is_parsed_in_linear_time(tool_format: str, text: str) -> None:
+    """The parser runs on the event loop of every other episode: half a megabyte must not hold it up."""
+    start = time.process_time()
+    parse_action(text, TOOLS, tool_format)  # type: ignore[arg-type]
+    assert time.process_time() - start < 1.0
