@@ -34,6 +34,7 @@ async def launch_local(
     (with the end of the log) if it dies or is not ready within `ready_timeout_s`; nothing is left running then.
     End it with `stop_local`.
     """
+    _check(model)
     output = _open(log)
     port_file = log.with_suffix(".port")
     port_file.unlink(missing_ok=True)
@@ -95,6 +96,12 @@ async def local_engine(model: Path, *, version: int = 0, log: Path, **options: i
         yield url
     finally:
         await stop_local(process)
+
+
+def _check(model: Path) -> None:
+    # The engine says so as well, but only after it has imported torch.
+    if not (model / "config.json").is_file():
+        raise EngineFault(f"no model in {model}: it must be a folder with config.json and model.safetensors")
 
 
 def _open(log: Path) -> BinaryIO:

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 from aiohttp import web
+from transformers.utils import logging as transformers_logging
 
 from agent.engines.local_loop import LoopDead, ModelLoop
 from agent.engines.local_model import ModelError, SlotModel
@@ -393,6 +394,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.exit_with_parent:
         _exit_with_parent()
     torch.set_num_threads(options.threads)
+    transformers_logging.disable_progress_bar()  # or every publication writes one into the log
     sys.setswitchinterval(0.0005)  # the server thread gets its turn while the model thread is in Python
     try:
         asyncio.run(serve(options))

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 from agent.engines.client import HttpEngine
 
 VOCABULARY = 96
-MAX_CONTEXT = 512
+MAX_CONTEXT = 2048  # seconds of decoding: what must happen in flight has the time to
 MAX_SEQUENCES = 32
 
 _SHAPE = {
@@ -30,7 +30,7 @@ _SHAPE = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "tie_word_embeddings": True,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": 4096,
     "initializer_range": 0.15,  # wide enough for logits that differ: a wrong cache must show
     "eos_token_id": None,
     "bos_token_id": None,
@@ -46,10 +46,12 @@ def config(kind: str) -> PreTrainedConfig:
     return LlamaConfig(**_SHAPE)
 
 
-def make_model(folder: Path, kind: str, seed: int, *, nan: bool = False) -> Path:
+def make_model(folder: Path, kind: str, seed: int, *, nan: bool = False, eos: list[int] | None = None) -> Path:
     """Save a model with random weights."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config(kind))
+    shape = config(kind)
+    shape.eos_token_id = eos
+    model = AutoModelForCausalLM.from_config(shape)
     if nan:
         with torch.no_grad():
             model.get_input_embeddings().weight.fill_(float("nan"))
@@ -72,7 +74,7 @@ class EngineUnderTest:
 
 
 @dataclass
-class _Server:
+class Server:
     url: str
     first: Path
     second: Path
@@ -80,7 +82,7 @@ class _Server:
 
 
 @contextlib.contextmanager
-def _local(tmp: Path, kind: str) -> Iterator[_Server]:
+def _local(tmp: Path, kind: str) -> Iterator[Server]:
     snapshots = [make_model(tmp / f"{kind}{seed}", kind, seed, nan=seed == 3) for seed in (1, 2, 3)]
     port_file, log = tmp / "port", (tmp / "log").open("wb")
     command = [sys.executable, "-m", "agent.engines.local", "--model", str(snapshots[0]), "--port-file", str(port_file)]
@@ -93,7 +95,7 @@ def _local(tmp: Path, kind: str) -> Iterator[_Server]:
             assert process.poll() is None, (tmp / "log").read_text()
             assert time.monotonic() < deadline, "the engine did not start"
             time.sleep(0.05)
-        yield _Server(f"http://127.0.0.1:{int(port_file.read_text())}", *snapshots)
+        yield Server(f"http://127.0.0.1:{int(port_file.read_text())}", *snapshots)
         assert process.poll() is None, f"the engine died: {(tmp / 'log').read_text()}"
     finally:
         process.terminate()
@@ -106,17 +108,17 @@ _ENGINES = {"local-moe": lambda tmp: _local(tmp, "moe"), "local-dense": lambda t
 
 
 @pytest.fixture(scope="session", params=list(_ENGINES))
-def _server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Server]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     torch.set_num_threads(1)
     with _ENGINES[request.param](tmp_path_factory.mktemp(request.param)) as server:
         yield server
 
 
 @pytest.fixture
-async def engine(_server: _Server) -> AsyncIterator[EngineUnderTest]:
+async def engine(server: Server) -> AsyncIterator[EngineUnderTest]:
     """The engine, serving its first snapshot under a version that no test has seen."""
-    client = HttpEngine(_server.url, timeout_s=60)
+    client = HttpEngine(server.url, timeout_s=60)
     version = (await client.health()).version + 1
-    await client.publish(version, _server.first)
-    yield EngineUnderTest(client, _server.first, _server.second, _server.broken, version)
+    await client.publish(version, server.first)
+    yield EngineUnderTest(client, server.first, server.second, server.broken, version)
     await client.close()

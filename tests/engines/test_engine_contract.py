@@ -178,6 +178,36 @@ async def test_cancelling_frees_the_slot(engine: EngineUnderTest) -> None:
     assert health.tokens_generated - start < 8 * (engine.max_context - 2), "nothing was cut short"
 
 
+async def test_a_client_that_goes_away_stops_its_generation(engine: EngineUnderTest) -> None:
+    """Case G6, for a client that dies before it can ask for an abort."""
+    start = (await engine.client.health()).tokens_generated
+    body = {"token_ids": [1, 2], "sampling_params": {"max_tokens": engine.max_context - 2, "logprobs": 0}}
+    async with aiohttp.ClientSession() as session:
+        call = asyncio.create_task(session.post(engine.client.url + "/inference/v1/generate", json=body))
+        await until(engine, lambda health: health.tokens_generated > start)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+    health = await until(engine, lambda health: health.running == 0)
+    assert health.tokens_generated - start < engine.max_context - 2, "it ran to its end"
+
+
+async def test_a_pause_keeps_requests_and_resume_goes_on(engine: EngineUnderTest) -> None:
+    async with aiohttp.ClientSession(engine.client.url) as session:
+        start = (await engine.client.health()).tokens_generated
+        running = asyncio.create_task(engine.client.generate([1, 2], SamplingParams(max_tokens=1500)))
+        await until(engine, lambda health: health.tokens_generated > start)
+        async with session.post("/pause?mode=keep") as response:
+            assert response.status == 200
+        paused_at = (await engine.client.health()).tokens_generated
+        late = asyncio.create_task(engine.client.generate([3], SamplingParams(max_tokens=1)))
+        for _ in range(20):
+            assert (await engine.client.health()).tokens_generated == paused_at < start + 1500
+        async with session.post("/resume") as response:
+            assert response.status == 200
+    assert len((await running).token_ids) == 1500
+    assert len((await late).token_ids) == 1
+
+
 async def test_past_the_time_limit_the_request_is_gone(engine: EngineUnderTest) -> None:
     with pytest.raises(EngineFault, match="no answer within"):
         await engine.client.generate([1, 2], SamplingParams(max_tokens=engine.max_context), timeout_s=0.02)

@@ -72,6 +72,13 @@ async def test_a_missing_model_is_said_at_once(tmp_path: Path) -> None:
         await launch_local(tmp_path / "nothing", version=0, log=tmp_path / "engine.log")
 
 
+async def test_a_model_that_cannot_be_served_is_said_with_the_log(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no such type"}')
+    with pytest.raises(EngineFault, match="no such type"):
+        await launch_local(tmp_path, version=0, log=tmp_path / "engine.log")
+    assert not (tmp_path / "engine.port").exists()
+
+
 async def test_a_start_past_its_time_limit_leaves_nothing(model: Path, tmp_path: Path) -> None:
     before = await children()
     with pytest.raises(EngineFault, match="not ready within"):
@@ -113,9 +120,14 @@ async def test_the_engine_dies_with_a_parent_that_is_killed(model: Path, tmp_pat
     assert await gone(pid)
 
 
-async def test_llama_is_served_as_well(model: Path, tmp_path: Path) -> None:
-    async with local_engine(model, log=tmp_path / "engine.log", max_context=64) as url:
+async def test_a_llama_stops_at_its_own_end_token(tmp_path: Path) -> None:
+    """Case B8: the model's own end token ends an action, and is part of it."""
+    eos = list(range(0, 96, 3))
+    model = make_model(tmp_path / "model", "llama", 2, eos=eos)
+    async with local_engine(model, log=tmp_path / "engine.log", max_context=500) as url:
         client = HttpEngine(url)
-        done = await client.generate([1, 2], SamplingParams(max_tokens=4))
+        done = await client.generate([1, 2], SamplingParams(max_tokens=400))
         await client.close()
-    assert len(done.token_ids) == 4
+    assert done.finish_reason == "stop"
+    assert [t in eos for t in done.token_ids] == [False] * (len(done.token_ids) - 1) + [True]
+    assert len(done.logprobs) == len(done.token_ids)

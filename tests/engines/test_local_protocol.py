@@ -1,0 +1,81 @@
+"""What the local server answers to those who speak its protocol by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+from conftest import EngineUnderTest
+
+
+async def post(engine: EngineUnderTest, path: str, body: Any) -> tuple[int, Any]:
+    async with aiohttp.ClientSession(engine.client.url) as session, session.post(path, json=body) as response:
+        return response.status, await response.json()
+
+
+async def test_an_answer_has_the_shape_of_vllm(engine: EngineUnderTest) -> None:
+    body = {
+        "request_id": "abc",
+        "token_ids": [1, 2],
+        "sampling_params": {"max_tokens": 2, "logprobs": 1},
+        "priority": 0,
+    }
+    status, answer = await post(engine, "/inference/v1/generate", body)
+    assert (status, answer["request_id"]) == (200, "generate-tokens-abc")
+    (choice,) = answer["choices"]
+    assert choice["weight_versions"] == [{"version": str(engine.version), "start": 0, "end": 2}]
+    assert [entry["token_id"] for entry in choice["logprobs"]["content"]] == choice["token_ids"]
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"sampling_params": {"presence_penalty": 0.5}}, 400),
+        ({"sampling_params": {"n": 2}}, 400),
+        ({"sampling_params": {"logprobs": 20}}, 400),
+        ({"sampling_params": {"max_tokens": "many"}}, 400),
+        ({"stream": True}, 400),
+        ({"model": "another"}, 404),
+        ({"token_ids": "1, 2"}, 400),
+        ({"token_ids": [2**70]}, 400),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_and_not_ignored(
+    engine: EngineUnderTest, change: dict[str, Any], status: int
+) -> None:
+    """Case A19: a penalty that the learner can't reproduce must not pass in silence."""
+    got, answer = await post(
+        engine, "/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": 1}} | change
+    )
+    assert got == status
+    assert answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/pause?mode=later", {}),
+        ("/update_weights", {"path": "/tmp"}),
+        ("/update_weights", []),
+        ("/finish_weight_update", {"weight_version": "new"}),
+        ("/finish_weight_update", {"weight_version": "5"}),
+        ("/abort_requests", {"request_ids": "all"}),
+    ],
+)
+async def test_bad_control_calls_change_nothing(engine: EngineUnderTest, path: str, body: Any) -> None:
+    status, _ = await post(engine, path, body)
+    assert status == 400
+    assert (await engine.client.health()).version == engine.version
+
+
+async def test_an_abort_without_ids_ends_everything(engine: EngineUnderTest) -> None:
+    body = {"token_ids": [1], "sampling_params": {"max_tokens": engine.max_context - 1, "logprobs": 0}}
+    running = [asyncio.create_task(post(engine, "/inference/v1/generate", body)) for _ in range(5)]
+    while (await engine.client.health()).running < 5:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    status, answer = await post(engine, "/abort_requests", {})
+    assert (status, answer["aborted"]) == (200, 5)
+    assert [a["choices"][0]["finish_reason"] for _, a in await asyncio.gather(*running)] == ["abort"] * 5
