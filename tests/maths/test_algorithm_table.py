@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.advantages import group_advantages, skip_observation_gae, spread_over_actions, vtrace
+from learner.advantages import (
+    group_advantages,
+    skip_observation_gae,
+    spread_over_actions,
+    step_level_gae,
+    turn_counts,
+    vtrace,
+)
 from learner.algorithms import (
     ALGORITHMS,
     Algorithm,
@@ -208,7 +215,11 @@ def test_the_dispatchers_use_the_parts_they_name() -> None:
 
 def test_a_step_preset_counts_its_turns() -> None:
     data, algorithm = batch(), get_algorithm("sao_step_last")
-    assert not torch.equal(advantages_of(algorithm, data), advantages_of(dataclasses.replace(algorithm, lam=1.0), data))
+    turns = turn_counts(data["action_mask"], data["turn_ids"])
+    assert turns.tolist() == [3, 2, 1, 2, 2, 1, 2, 3]
+    inputs = [data[key] for key in ("rewards", "values", "action_mask", "turn_ids")]
+    expected = step_level_gae(*inputs, gamma=1.0, lam=1 - 1 / (1.5 * turns), pooling="last")
+    torch.testing.assert_close(advantages_of(algorithm, data), expected, atol=1e-6, rtol=0)
     one_turn = {**data, "turn_ids": torch.zeros_like(data["turn_ids"])}
     advantages = advantages_of(algorithm, one_turn)
     for b in range(8):
