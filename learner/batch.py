@@ -35,6 +35,8 @@ class Batch:
     truncated: Tensor
     group_ids: Tensor
     episode_ids: tuple[str, ...]
+    task_ids: tuple[str, ...]
+    env_ids: tuple[str, ...]
 
     @property
     def size(self) -> int:
@@ -58,6 +60,8 @@ class Batch:
             truncated=self.truncated[rows],
             group_ids=self.group_ids[rows],
             episode_ids=tuple(self.episode_ids[i] for i in index),
+            task_ids=tuple(self.task_ids[i] for i in index),
+            env_ids=tuple(self.env_ids[i] for i in index),
         )
 
 
@@ -104,8 +108,12 @@ def build_batch(episodes: Sequence[Episode], *, truncation: str = "terminal") ->
         turn_ids=turn_ids,
         lengths=torch.tensor(lengths, dtype=torch.int64),
         truncated=torch.tensor([e.stop_reason.truncated for e in episodes], dtype=torch.bool),
-        group_ids=torch.tensor([groups.setdefault(e.group_id or e.id, len(groups)) for e in episodes], dtype=torch.int64),
+        group_ids=torch.tensor(
+            [groups.setdefault(e.group_id or e.id, len(groups)) for e in episodes], dtype=torch.int64
+        ),
         episode_ids=tuple(episode.id for episode in episodes),
+        task_ids=tuple(episode.task_id for episode in episodes),
+        env_ids=tuple(episode.env_id for episode in episodes),
     )
 
 

@@ -37,6 +37,7 @@ class Progress:
     version: int = 0
     episodes: int = 0
     action_tokens: int = 0
+    stale_tokens: int = 0
     claims: list[str] = field(default_factory=list)
     baseline: dict[str, Any] | None = None
 
@@ -109,7 +110,9 @@ def load_weights(module: nn.Module, path: Path) -> None:
     """Read what `save_weights` wrote; a name that the module lacks is an error."""
     missing, unexpected = module.load_state_dict(load_file(path), strict=False)
     own = module.state_dict()
-    untied = [name for name in missing if own[name].data_ptr() not in {own[n].data_ptr() for n in own if n not in missing}]
+    untied = [
+        name for name in missing if own[name].data_ptr() not in {own[n].data_ptr() for n in own if n not in missing}
+    ]
     if untied or unexpected:
         raise CheckpointError(f"{path} is of another model: missing {untied[:3]}, unknown {unexpected[:3]}")
 

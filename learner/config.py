@@ -5,6 +5,7 @@ Unknown keys and impossible combinations are errors that name the key.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agent.runtime_config import EnvConfig, SamplingConfig, StageLimits
-from learner.algorithms import get_algorithm
+from learner.algorithms import Algorithm, get_algorithm
 
 
 class RecipeError(ValueError):
@@ -113,8 +114,8 @@ class LearnerConfig(_Section):
     critic_trainable: Literal["experts", "mlp", "lora", "all"] | None = None
     eps_low: float | None = None
     eps_high: float | None = None
-    gamma: float = 1.0
-    alpha: float = 1.5
+    gamma: float | None = None
+    alpha: float | None = None
     advantage_scale: Literal["none", "std"] = "none"
     truncation: Literal["terminal", "bootstrap", "drop"] = "terminal"
     micro_batch_tokens: int = 16_384
@@ -125,19 +126,28 @@ class LearnerConfig(_Section):
     evaluate_every: int = 10
     shuffle_rewards: bool = False
     parity_threshold: float = 0.05
-    store_patience_s: float = 30.0
+    rollout_patience_s: float = 120.0
     publication_timeout_s: float = 60.0
     tracker: str | None = "tensorboard"
 
+    def resolve(self) -> Algorithm:
+        """The preset with this recipe's own numbers in place."""
+        preset = get_algorithm(self.algorithm)
+        own = {k: v for k in ("eps_low", "eps_high", "gamma", "alpha") if (v := getattr(self, k)) is not None}
+        critic = {"updates": self.critic_updates, "trainable": self.critic_trainable}
+        if preset.critic is not None:
+            own["critic"] = replace(preset.critic, **{k: v for k, v in critic.items() if v is not None})
+        return replace(preset, **own)
+
     @model_validator(mode="after")
     def _known_algorithm(self) -> LearnerConfig:
-        algorithm = get_algorithm(self.algorithm)
+        algorithm = self.resolve()
         if self.batch_size % algorithm.samples_per_prompt:
             raise ValueError(
                 f"batch_size {self.batch_size} is no multiple of the {algorithm.samples_per_prompt} samples "
                 f"a prompt of {self.algorithm!r}"
             )
-        if self.truncation == "bootstrap" and algorithm.baseline not in ("critic", "vtrace"):
+        if self.truncation == "bootstrap" and not algorithm.needs_critic:
             raise ValueError(f"truncation 'bootstrap' needs a critic, and {self.algorithm!r} has none")
         return self
 
@@ -148,7 +158,7 @@ class EngineConfig(_Section):
     urls: tuple[str, ...] = ()
     launch: Literal["local"] = "local"
     max_sequences: int = 64
-    max_context: int = 1024
+    max_context: int = 4096
     threads: int = 1
 
 
@@ -156,22 +166,26 @@ class RuntimeSection(_Section):
     """How episodes are run, in the runtime's own terms; with `launch` the runtime is a child of the learner."""
 
     launch: bool = True
-    concurrency: int = Field(64, ge=1)
-    sampling: SamplingConfig = SamplingConfig()
-    max_tokens_per_turn: int = Field(1024, ge=1)
-    max_context_tokens: int = Field(4096, ge=2)
-    limits: StageLimits = StageLimits()
+    concurrency: int = Field(default=64, ge=1)
+    sampling: SamplingConfig = SamplingConfig()  # type: ignore[call-arg]
+    max_tokens_per_turn: int = Field(default=1024, ge=1)
+    max_context_tokens: int = Field(default=4096, ge=2)
+    limits: StageLimits = StageLimits()  # type: ignore[call-arg]
 
 
-class StoreConfig(_Section):
-    """The ready queue. `max_lag`: how many versions rollouts may run ahead of training (the staleness budget)."""
+class StoreSection(_Section):
+    """The episode store. The keys mean what they mean in `agent.store.config`; without `url` a store is started here.
+
+    `max_lag`: how many versions rollouts may run ahead of training (the staleness budget).
+    """
 
     url: str | None = None
-    max_lag: int = 4
-    max_ready: int = 512
+    max_lag: int = Field(default=4, ge=0)
+    max_ready: int | None = None
     stale_policy: Literal["train", "drop"] = "train"
-    max_lag_at_claim: int = 16
+    max_lag_at_claim: int | None = None
     order: Literal["completion", "window", "quota"] = "completion"
+    max_attempts: int = Field(default=3, ge=1)
 
 
 class EvaluationConfig(_Section):
@@ -197,7 +211,7 @@ class Recipe(_Section):
     learner: LearnerConfig = LearnerConfig()
     engine: EngineConfig = EngineConfig()
     runtime: RuntimeSection = RuntimeSection()
-    store: StoreConfig = StoreConfig()
+    store: StoreSection = StoreSection()
 
     @property
     def run_dir(self) -> Path:
@@ -211,14 +225,18 @@ class Recipe(_Section):
                 "distribution, so every ratio would be wrong"
             )
         if self.runtime.sampling.temperature <= 0:
-            raise ValueError("runtime.sampling.temperature must be above 0: greedy actions have no log-probs to learn from")
+            raise ValueError(
+                "runtime.sampling.temperature must be above 0: greedy actions have no log-probs to learn from"
+            )
         if self.runtime.max_context_tokens > self.engine.max_context:
             raise ValueError("runtime.max_context_tokens is larger than engine.max_context")
-        if self.store.max_ready < self.learner.batch_size:
+        if self.store.max_ready is not None and self.store.max_ready < self.learner.batch_size:
             raise ValueError("store.max_ready is smaller than learner.batch_size: a batch could never fill")
-        algorithm = get_algorithm(self.learner.algorithm)
+        algorithm = self.learner.resolve()
         if self.store.order != "completion" and algorithm.samples_per_prompt > 1:
-            raise ValueError(f"store.order {self.store.order!r} works on single rollouts; {self.learner.algorithm!r} groups")
+            raise ValueError(
+                f"store.order {self.store.order!r} works on single rollouts; {self.learner.algorithm!r} groups"
+            )
         return self
 
 

@@ -75,7 +75,7 @@ def freeze(critic: nn.Module, trainable: str) -> list[str]:
     return names
 
 
-def _add_lora(critic: nn.Module) -> list[str]:
+def _add_lora(critic: Any) -> list[str]:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -93,16 +93,16 @@ def _add_lora(critic: nn.Module) -> list[str]:
     return names
 
 
-def new_critic(policy_model: nn.Module) -> CriticForward:
-    """A critic around `policy_model`'s body (taken over, not copied), its head at zero: it starts by predicting 0."""
-    body: Any = policy_model.base_model  # type: ignore[attr-defined]
-    return CriticForward(body, policy_model.config.get_text_config().hidden_size)  # type: ignore[attr-defined]
+def new_critic(body: Any) -> CriticForward:
+    """A critic on `body` (taken over, not copied), its head at zero: it starts by predicting 0."""
+    return CriticForward(body, body.config.get_text_config().hidden_size)
 
 
 def save_critic(critic: CriticForward, folder: Path) -> None:
     """Body in Hugging Face format, the head beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    critic.body.save_pretrained(folder)
+    body: Any = critic.body
+    body.save_pretrained(folder)
     save_file({k: v.detach().contiguous().cpu() for k, v in critic.head.state_dict().items()}, folder / HEAD_FILE)
 
 

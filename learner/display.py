@@ -40,9 +40,9 @@ def sparkline(values: list[float]) -> str:
 class Display:
     """Shows stages with their progress and time left, and the figures of the last step with their history.
 
-        with Display("tir_tiny") as display:
-            with display.stage("Cold start", total=800) as advance: advance(1, loss=0.4)
-            display.step(3, 60, {"rollout/reward": 0.5})
+    with Display("tir_tiny") as display:
+        with display.stage("Cold start", total=800) as advance: advance(1, loss=0.4)
+        display.step(3, 60, {"rollout/reward": 0.5})
     """
 
     def __init__(self, title: str, console: Console | None = None) -> None:
@@ -70,7 +70,9 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._interactive:
             self._live.stop()
 
@@ -126,5 +128,7 @@ class Stage:
         note = "  ".join(f"{k} {v:.3f}" for k, v in figures.items())
         self._display._note(self._task, self._name, self._done, self._total, note)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._display._progress.stop_task(self._task)

@@ -7,8 +7,10 @@ ordinary Hugging Face model folder, so every other part treats it as it would tr
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -55,15 +57,15 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(TAGS),
         special_tokens=SPECIAL_TOKENS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    # Tags and markers have tokens of their own; merges that cross them would never be used.
+    markers = re.compile("|".join(map(re.escape, SPECIAL_TOKENS + TAGS)))
+    tokenizer.train_from_iterator((piece for text in texts for piece in markers.split(text) if piece), trainer)
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TURN, pad_token=END_OF_TEXT)
     fast.chat_template = CHAT_TEMPLATE
@@ -72,7 +74,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 def build_config(config: TinyModelConfig, vocab_size: int, eos_token_id: int) -> Qwen3Config | Qwen3MoeConfig:
     """The transformers configuration of a tiny model (Qwen3-MoE, or dense Qwen3 if `experts` is 0)."""
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.layers,
@@ -102,7 +104,7 @@ def write_tiny_model(folder: Path, config: TinyModelConfig, texts: Iterable[str]
     """Make tokenizer and random weights from `seed` and save both to `folder`."""
     tokenizer = train_tokenizer(texts, config.vocab_size)
     torch.manual_seed(seed)
-    end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
+    end = tokenizer.eos_token_id
     model = AutoModelForCausalLM.from_config(build_config(config, config.vocab_size, end))
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from envs.core import AsyncEnv
 from sandboxes.pool import PythonPool
 
 Message = dict[str, Any]
@@ -105,23 +106,21 @@ class Solver:
 
 
 async def write_traces(
-    problems: Sequence[str],
-    *,
-    seed: int,
-    error_rate: float,
-    malformed_reply: str,
-    system_prompt: str = "",
-    prompt_template: str = "{problem}",
+    env: AsyncEnv, task_ids: Sequence[str], *, seed: int, error_rate: float, sandbox: str = "auto"
 ) -> AsyncIterator[list[Message]]:
-    """Yield one message list a problem. Outputs come from one real interpreter, whose state the script never uses."""
+    """Yield the messages of one trace a task of `env`.
+
+    Prompts are the environment's own, and so are its answers to malformed calls. Well-formed calls run in one real
+    interpreter for all traces, because the script keeps no state between calls.
+    """
     rng = random.Random(seed)
-    async with PythonPool(spares=1) as pool:
+    async with PythonPool(backend=sandbox, spares=1) as pool:
         session = await pool.session()
         try:
-            for problem in problems:
-                solver = Solver(parse_chain(problem), random.Random(rng.getrandbits(64)), error_rate)
-                messages: list[Message] = [{"role": "system", "content": system_prompt}] if system_prompt else []
-                messages.append({"role": "user", "content": prompt_template.format(problem=problem)})
+            for task_id in task_ids:
+                _, info = await env.areset(options={"task_id": task_id})
+                messages: list[Message] = list(info["messages"])
+                solver = Solver(parse_chain(messages[-1]["content"]), random.Random(rng.getrandbits(64)), error_rate)
                 observation: str | None = None
                 while True:
                     action = solver.next_action(observation)
@@ -129,10 +128,10 @@ async def write_traces(
                     if solver.done:
                         break
                     if solver.malformed:
-                        observation = malformed_reply
+                        observation, *_ = await env.astep(action)
                     else:
-                        code = json.loads(action.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-                        observation = (await session.run(code["arguments"]["code"])).output
+                        call = json.loads(action.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+                        observation = (await session.run(call["arguments"]["code"])).output
                     messages.append({"role": "tool", "content": observation})
                 yield messages
         finally:

@@ -115,7 +115,7 @@ class Trainee:
         self.optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict(), "updates": self.updates}
+        return {"optimizer": self.optimizer.state_dict(), "updates": self.updates, "lr": self.config.lr}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Moments and counters come from the checkpoint; rates, betas and decay from the recipe."""

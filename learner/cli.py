@@ -1,0 +1,86 @@
+"""What the learner's commands share: a recipe, overrides, one paragraph instead of a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agent.chat import ChatTemplateError
+from agent.engines.base import EngineFault
+from agent.store.protocol import StoreFault
+from envs.core import EnvironmentFault
+from envs.python_tir.problems import ProblemSourceError
+from learner.checkpoint import CheckpointError
+from learner.config import Recipe, RecipeError, load_recipe
+from learner.critic import FreezingError
+from learner.display import Display
+from sandboxes.base import SandboxFault
+
+
+class LearnerFault(RuntimeError):
+    """The learner cannot go on; the message says why and what to do."""
+
+
+EXPECTED = (
+    RecipeError,
+    CheckpointError,
+    FreezingError,
+    LearnerFault,
+    EngineFault,
+    StoreFault,
+    EnvironmentFault,
+    ProblemSourceError,
+    SandboxFault,
+    ChatTemplateError,
+)
+"""Errors whose message is meant for the person at the terminal."""
+
+
+def recipe_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser that takes a recipe and dotted overrides; `doc` holds the description and an example."""
+    description, _, example = (doc or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=description, epilog="example:\n" + example, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="RECIPE|key=value", help="a recipe (YAML; none: the tiny one), then overrides"
+    )
+    return parser
+
+
+def read_words(words: list[str]) -> Recipe:
+    """The recipe that command-line words describe."""
+    path = Path(words[0]) if words and "=" not in words[0] else None
+    return load_recipe(path, words[1:] if path else words)
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """Run a command: expected errors become one paragraph and exit code 1, Ctrl-C exit code 130."""
+    try:
+        return run()
+    except EXPECTED as error:
+        Console(stderr=True).print(f"[bold red]error[/]: {error}", highlight=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def command(doc: str | None, run: Callable[[Recipe, Display], dict[str, Any]], argv: list[str] | None) -> int:
+    """A command of the form `RECIPE [key=value ...]` that prints the figures `run` returns."""
+    arguments = recipe_parser(doc).parse_args(argv)
+
+    def body() -> int:
+        recipe = read_words(arguments.words)
+        with Display(recipe.name) as display:
+            figures = run(recipe, display)
+        for name, value in figures.items():
+            print(f"{name:<32} {value:.4f}" if isinstance(value, float) else f"{name:<32} {value}")
+        return 0
+
+    return guarded(body)

@@ -1,0 +1,136 @@
+"""The learner: policy and critic with their optimisers, as one thing that steps, saves and goes on.
+
+Its life: build ──resume()?──▶ ready ──step()*, save()*, export()*──▶ done. It knows nothing of engines or stores.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from agent.episode import Episode
+from learner.advantages import RunningMeanBaseline
+from learner.algorithms import Algorithm
+from learner.batch import Batch, build_batch
+from learner.checkpoint import Progress, load_checkpoint, save_checkpoint
+from learner.config import Recipe
+from learner.critic import freeze
+from learner.forward import PolicyForward
+from learner.models import load_policy_model, save_policy_model
+from learner.pretrain_value import load_critic
+from learner.sao import StepResult, StepSettings, sao_step
+from learner.trainee import Trainee
+
+_KEEP_SNAPSHOTS = 3
+
+
+@dataclass
+class Learner:
+    """Everything that a checkpoint holds, and the step that changes it."""
+
+    recipe: Recipe
+    algorithm: Algorithm
+    policy: Trainee
+    critic: Trainee | None
+    running_mean: RunningMeanBaseline | None
+    progress: Progress
+    source: Path
+
+    @classmethod
+    def build(cls, recipe: Recipe, accelerator: Accelerator, *, policy_folder: Path, critic_folder: Path) -> Learner:
+        """Load policy and critic, freeze what the algorithm freezes, make the optimisers."""
+        config, algorithm = recipe.learner, recipe.learner.resolve()
+        forward = PolicyForward(
+            load_policy_model(policy_folder, recipe.model),
+            temperature=recipe.runtime.sampling.temperature,
+            chunk=config.logprob_chunk,
+        )
+        policy = Trainee.prepare(forward, config.policy, accelerator, total_steps=config.steps)
+        critic = None
+        if algorithm.critic is not None:
+            module = load_critic(policy_folder, critic_folder, recipe)
+            freeze(module, algorithm.critic.trainable)
+            total = config.steps * algorithm.critic.updates
+            critic = Trainee.prepare(module, config.critic, accelerator, total_steps=total)
+        mean = algorithm.running_mean.build() if algorithm.running_mean else None
+        return cls(recipe, algorithm, policy, critic, mean, Progress(), policy_folder)
+
+    def step(self, episodes: Sequence[Episode]) -> tuple[Batch, StepResult]:
+        """One step on a claimed batch (on this rank's part of it)."""
+        config = self.recipe.learner
+        batch = build_batch(episodes, truncation=config.truncation)
+        if config.shuffle_rewards:
+            batch = shuffled_rewards(batch, self.recipe.seed + self.progress.step)
+        settings = StepSettings(
+            advantage_scale=config.advantage_scale,
+            truncation=config.truncation,
+            micro_batch_tokens=config.micro_batch_tokens,
+            max_padding=config.max_padding,
+            train_policy=self.progress.step >= config.critic_only_steps,
+        )
+        result = sao_step(batch, self.policy, self.critic, self.algorithm, settings, self.running_mean)
+        self.progress.step += 1
+        self.progress.episodes += batch.size
+        self.progress.action_tokens += batch.action_tokens
+        stale = (self.progress.version - batch.versions >= 1) & batch.action_mask
+        self.progress.stale_tokens += int(stale.sum())
+        return batch, result
+
+    def save(self, folder: Path) -> Path:
+        """Write a checkpoint; see `learner.checkpoint`."""
+        self.progress.baseline = self.running_mean.state_dict() if self.running_mean else None
+        modules = {"policy": self.policy.unwrapped}
+        states: dict[str, Any] = {"policy": self.policy.state_dict()}
+        if self.critic is not None:
+            modules["critic"] = self.critic.unwrapped
+            states["critic"] = self.critic.state_dict()
+        return save_checkpoint(folder, self.progress, modules, states, keep=self.recipe.learner.keep_checkpoints)
+
+    def resume(self, path: Path) -> list[str]:
+        """Go on from a checkpoint. Returns what to tell the person: where it goes on, and which rates hold."""
+        modules = {"policy": self.policy.unwrapped}
+        if self.critic is not None:
+            modules["critic"] = self.critic.unwrapped
+        self.progress, states = load_checkpoint(path, modules)
+        lines = [f"going on from {path}, step {self.progress.step}"]
+        for name, trainee in (("policy", self.policy), ("critic", self.critic)):
+            if trainee is None:
+                continue
+            before = states[name].get("lr")
+            trainee.load_state_dict(states[name])
+            if before is not None and before != trainee.config.lr:
+                lines.append(f"{name} learning rate: the recipe's {trainee.config.lr:g} holds, the run had {before:g}")
+        if self.running_mean is not None and self.progress.baseline is not None:
+            self.running_mean.load_state_dict(self.progress.baseline)
+        return lines
+
+    def export(self, folder: Path) -> Path:
+        """Write the policy in Hugging Face format, complete with tokenizer, and return the folder.
+
+        Written beside its place and renamed, so that nobody reads half a snapshot; the oldest of several go.
+        """
+        scratch = folder.with_name(f".{folder.name}")
+        shutil.rmtree(scratch, ignore_errors=True)
+        save_policy_model(self.policy.unwrapped.model, self.source, scratch)
+        shutil.rmtree(folder, ignore_errors=True)
+        scratch.rename(folder)
+        snapshots = sorted((p for p in folder.parent.glob("v*") if p.is_dir()), key=lambda p: int(p.name[1:]))
+        for old in snapshots[:-_KEEP_SNAPSHOTS]:
+            shutil.rmtree(old, ignore_errors=True)
+        return folder
+
+
+def shuffled_rewards(batch: Batch, seed: int) -> Batch:
+    """The control: each episode gets the total reward of another one, on its last action token."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(batch.size, generator=generator)
+    totals = (batch.rewards * batch.action_mask).sum(-1)[order]
+    last = torch.where(batch.action_mask, torch.arange(batch.action_mask.shape[1]), 0).amax(-1, keepdim=True)
+    rewards = torch.zeros_like(batch.rewards).scatter(1, last, totals[:, None])
+    return replace(batch, rewards=rewards * batch.action_mask)

@@ -1,0 +1,264 @@
+"""The training loop: claim, step, checkpoint, commit, publish, report; evaluation in between.
+
+The order is what makes a crash harmless: a claim is committed only after a checkpoint holds what was learned from
+it, and a version is published only after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent import episode as records
+from agent.annotations import AnnotationWriter, TokenAnnotations
+from agent.chat import ChatRenderer
+from agent.episode import Episode, SamplingParams
+from agent.store.protocol import Claim
+from envs import make_core
+from learner import parity
+from learner.batch import Batch
+from learner.cli import LearnerFault
+from learner.config import Recipe
+from learner.display import Display
+from learner.evaluate import run_evaluation
+from learner.learner import Learner
+from learner.losses import log_bounds
+from learner.metrics import episode_metrics, finite, lag_metrics, quantiles
+from learner.run_dir import append_metrics
+from learner.sao import StepResult
+from learner.services import Services
+
+_CLAIM_WAIT_S = 2.0
+_PARITY_PROMPTS = 8
+
+
+@dataclass
+class Loop:
+    """One session of training; `run` returns the episodes of the last evaluation."""
+
+    recipe: Recipe
+    learner: Learner
+    services: Services
+    folder: Path
+    display: Display
+    stop: asyncio.Event
+    held_out: int
+    last_evaluation: list[Episode] = field(default_factory=list)
+    evaluated_at: int = -1
+
+    async def run(self) -> list[Episode]:
+        """Train until the recipe's last step or until `stop` is set."""
+        recipe, progress = self.recipe, self.learner.progress
+        accelerator = self.learner.policy.accelerator
+        accelerator.init_trackers("sao", config={"recipe": recipe.name, "seed": recipe.seed})
+        await self._align()
+        await self._gate()
+        if progress.step == 0:
+            await self._evaluate()
+        with AnnotationWriter(self.folder) as annotations:
+            while progress.step < recipe.learner.steps and not self.stop.is_set():
+                started = time.monotonic()
+                claim = await self._claim()
+                if claim is None:
+                    break
+                waited = time.monotonic() - started
+                version = progress.version
+                episodes = [records.decode(data) for data in claim.episodes]
+                batch, result = await asyncio.to_thread(self.learner.step, episodes)
+                stepped = time.monotonic()
+                await self._keep(claim, result)
+                figures = self._figures(claim, episodes, batch, result, version)
+                annotations.write(_annotations(batch, result, version, self.learner))
+                figures |= {"time/waited_s": waited, "time/learner_s": stepped - started - waited}
+                figures |= await self._service_figures()
+                figures["time/step_s"] = time.monotonic() - started
+                figures["time/learner_idle"] = waited / figures["time/step_s"]
+                if progress.step % recipe.learner.evaluate_every == 0 or progress.step == recipe.learner.steps:
+                    figures |= await self._evaluate(record=False)
+                self._report(figures)
+        if self.evaluated_at != progress.step and not self.stop.is_set():
+            await self._evaluate()
+        accelerator.end_training()
+        return self.last_evaluation
+
+    async def _align(self) -> None:
+        """At the start: settle what an earlier session left open, and serve this learner's weights.
+
+        The version only grows, over restarts too, so that it never names two sets of weights.
+        """
+        progress = self.learner.progress
+        await self.services.store.recover(progress.claims)
+        status = await self.services.store.status()
+        if progress.step > 0:
+            progress.version = max(progress.version, status.version) + 1
+            await self._publish()
+        else:
+            progress.version = status.version
+
+    async def _gate(self) -> None:
+        """Refuse to train where engine and trainer disagree at the same version."""
+        config = self.recipe.evaluation.env or self.recipe.env
+        env = make_core(config.id, **config.kwargs)
+        renderer = await asyncio.to_thread(ChatRenderer.from_pretrained, self.learner.source)
+        prompts = []
+        try:
+            for task_id in [env.task_ids[i] for i in range(min(_PARITY_PROMPTS, len(env.task_ids)))]:
+                _, info = await env.areset(options={"task_id": task_id})
+                prompts.append(renderer.start(info["messages"], info["tools"]).token_ids)
+        finally:
+            await env.aclose()
+        sampling = SamplingParams(
+            temperature=self.recipe.runtime.sampling.temperature,
+            max_tokens=min(32, self.recipe.runtime.max_tokens_per_turn),
+            stop_token_ids=renderer.stop_token_ids,
+        )
+        algorithm, threshold = self.learner.algorithm, self.recipe.learner.parity_threshold
+        for engine in self.services.engines:
+            completions = await parity.sample(engine, prompts, sampling)
+            report = await asyncio.to_thread(
+                parity.compare,
+                self.learner.policy.unwrapped,
+                prompts,
+                completions,
+                bounds=log_bounds(algorithm.eps_low, algorithm.eps_high),
+                threshold=threshold,
+            )
+            self.display.log(str(report))
+            if not report.mean_difference <= threshold:
+                raise LearnerFault(
+                    f"engine and trainer disagree: {report}. Every ratio would be wrong; mend the cause, or "
+                    "raise learner.parity_threshold if you know why"
+                )
+
+    async def _claim(self) -> Claim | None:
+        """The next batch; None when asked to stop. A child that has ended, or a silence of both store and runtime,
+        is an error that says so."""
+        patience, heard, before = self.recipe.learner.rollout_patience_s, time.monotonic(), -1
+        while not self.stop.is_set():
+            self.services.check()
+            claim = await self.services.store.claim(
+                self.recipe.learner.batch_size, self.learner.progress.version, wait_s=_CLAIM_WAIT_S
+            )
+            if claim is not None:
+                return claim
+            status = await self.services.store.status()
+            if status.ready != before:
+                heard, before = time.monotonic(), status.ready
+            if time.monotonic() - heard > patience:
+                raise LearnerFault(
+                    f"no episode has finished for {patience:g} s ({status.ready} of {self.recipe.learner.batch_size} "
+                    f"ready, {status.leased} under way): is a runtime running? See its log in {self.folder}"
+                )
+        return None
+
+    async def _keep(self, claim: Claim, result: StepResult) -> None:
+        """Checkpoint, commit, publish."""
+        config, progress = self.recipe.learner, self.learner.progress
+        progress.claims.append(claim.id)
+        if result.policy_moved:
+            progress.version += 1
+        if progress.step % config.checkpoint_every == 0 or progress.step == config.steps or self.stop.is_set():
+            await asyncio.to_thread(self.learner.save, self.folder / "checkpoints")
+            for claim_id in progress.claims:
+                await self.services.store.commit(claim_id, progress.version)
+            progress.claims.clear()
+        if result.policy_moved:
+            await self._publish()
+
+    async def _publish(self) -> None:
+        version = self.learner.progress.version
+        weights = await asyncio.to_thread(self.learner.export, self.folder / "weights" / f"v{version}")
+        await self.services.publish(version, weights, timeout_s=self.recipe.learner.publication_timeout_s)
+
+    async def _evaluate(self, *, record: bool = True) -> dict[str, float]:
+        """Evaluate the served version; nothing is published meanwhile."""
+        progress = self.learner.progress
+        started = time.monotonic()
+        self.last_evaluation = await run_evaluation(
+            self.services.store,
+            self.services.check,
+            version=progress.version,
+            tasks=self.held_out,
+            samples=self.recipe.evaluation.samples,
+            timeout_s=self.recipe.evaluation.timeout_s,
+            name=f"step {progress.step}",
+        )
+        self.evaluated_at = progress.step
+        count = len(self.last_evaluation)
+        figures = {
+            "evaluation/success": sum(e.reward > 0 for e in self.last_evaluation) / count,
+            "evaluation/reused_output": sum(bool(e.metrics.get("reused_output")) for e in self.last_evaluation) / count,
+            "evaluation/action_tokens": sum(e.action_tokens for e in self.last_evaluation) / count,
+            "time/evaluation_s": time.monotonic() - started,
+        }
+        if record:
+            self._report(figures)
+        return figures
+
+    def _figures(
+        self, claim: Claim, episodes: list[Episode], batch: Batch, result: StepResult, version: int
+    ) -> dict[str, float]:
+        figures = dict(result.figures) | episode_metrics(episodes)
+        figures |= lag_metrics(batch.versions, batch.action_mask, batch.turn_ids, version)
+        figures |= quantiles([f["claimed_at"] - f["finished_at"] for f in claim.facts], "queue/wait_s")
+        figures["policy/version"] = self.learner.progress.version
+        return figures
+
+    async def _service_figures(self) -> dict[str, float]:
+        """Queue length, counters, issued against consumed; tokens/s and idle share of the engines."""
+        status = await self.services.store.status()
+        healths = await asyncio.gather(*(engine.health() for engine in self.services.engines))
+        uptime = sum(h.uptime_s for h in healths) or math.nan
+        figures: dict[str, float] = {
+            "queue/ready": status.ready,
+            "queue/leased": status.leased,
+            "engine/tokens_per_s": sum(h.tokens_generated for h in healths) / (uptime / max(len(healths), 1)),
+            "engine/idle": 1.0 - sum(h.busy_s for h in healths) / uptime,
+        }
+        figures |= {f"count/{name}": float(n) for name, n in status.counters.items()}
+        figures |= {f"queue/{name}": float(v) for name, v in _flat(status.metrics).items()}
+        return figures
+
+    def _report(self, figures: dict[str, Any]) -> None:
+        step = self.learner.progress.step
+        append_metrics(self.folder, step, figures)
+        self.learner.policy.accelerator.log(finite(figures), step=step)
+        self.display.step(step, self.recipe.learner.steps, figures)
+
+
+def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}_")
+        elif isinstance(value, int | float):
+            found[prefix + name] = float(value)
+    return found
+
+
+def _annotations(batch: Batch, result: StepResult, version: int, learner: Learner) -> list[TokenAnnotations]:
+    """What the step thought of every action token, for `agent.inspect`."""
+    if result.logprobs is None or result.advantages is None:
+        return []
+    low, high = log_bounds(learner.algorithm.eps_low, learner.algorithm.eps_high)
+    values = result.values if result.values is not None else torch.zeros_like(result.advantages)
+    log_ratio = result.logprobs - batch.rollout_logprobs
+    gated = (log_ratio >= high).int() - (log_ratio <= low).int()
+    gated = torch.where(log_ratio.isfinite(), gated, 2)
+    return [
+        TokenAnnotations(
+            episode_id=episode_id,
+            trained_version=version,
+            logprobs=result.logprobs[row][mask].tolist(),
+            values=values[row][mask].tolist(),
+            advantages=result.advantages[row][mask].tolist(),
+            gated=gated[row][mask].tolist(),
+        )
+        for row, (episode_id, mask) in enumerate(zip(batch.episode_ids, batch.action_mask, strict=True))
+    ]

@@ -1,0 +1,57 @@
+"""Loading and saving of whole models in Hugging Face format."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModel, AutoModelForCausalLM
+
+from learner.config import ModelConfig, RecipeError
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+)
+
+
+def load_policy_model(path: Path, config: ModelConfig) -> Any:
+    """A causal LM in `config.dtype`, dropout off. Raises `RecipeError` naming `model.path` if nothing is there."""
+    return _load(AutoModelForCausalLM, path, config)
+
+
+def load_body(path: Path, config: ModelConfig) -> Any:
+    """The same without the vocabulary's head: what a critic stands on."""
+    return _load(AutoModel, path, config)
+
+
+def _load(kind: Any, path: Path, config: ModelConfig) -> Any:
+    if not (path / "config.json").exists():
+        raise RecipeError(
+            f"model.path: there is no model at {path} (config.json is missing). Give the folder of a model in Hugging "
+            "Face format, or `model.tiny` to have one made"
+        )
+    options: dict[str, Any] = {"attn_implementation": config.attention_implementation}
+    if config.experts_implementation and "moe" in (path / "config.json").read_text().lower():
+        options["experts_implementation"] = config.experts_implementation
+    model = kind.from_pretrained(
+        path, dtype=getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code, **options
+    )
+    return model.eval()  # dropout off: every forward here is compared with the engine's
+
+
+def save_policy_model(model: Any, source: Path, target: Path) -> None:
+    """Weights and configuration of `model`, and the tokenizer files of `source`: a folder that works anywhere."""
+    target.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(target)
+    for name in _TOKENIZER_FILES:
+        if (source / name).exists() and source.resolve() != target.resolve():
+            shutil.copy(source / name, target / name)

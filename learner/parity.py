@@ -1,0 +1,116 @@
+"""The start-up gate: trainer and engine must give the same tokens the same log-probs, or every ratio is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agent.engines.base import Completion, Engine
+from agent.episode import SamplingParams
+from learner.forward import PolicyForward
+
+_TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5, 2.0)
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """Absolute differences of log-probs over `tokens` sampled tokens, and what they would do to the gate."""
+
+    version: int
+    tokens: int
+    max_difference: float
+    mean_difference: float
+    p99_difference: float
+    max_ratio: float
+    gated_share: float
+    cause: str = ""
+
+    def __str__(self) -> str:
+        text = (
+            f"parity at version {self.version} over {self.tokens} tokens: |difference| max {self.max_difference:.2e}, "
+            f"mean {self.mean_difference:.2e}, p99 {self.p99_difference:.2e}; ratio max {self.max_ratio:.4f}; "
+            f"gated {self.gated_share:.3%}"
+        )
+        return text + (f". Likely cause: {self.cause}" if self.cause else "")
+
+
+async def sample(
+    engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, timeout_s: float = 60.0
+) -> list[Completion]:
+    """One completion a prompt, all at once."""
+    return list(await asyncio.gather(*(engine.generate(p, sampling, timeout_s=timeout_s) for p in prompts)))
+
+
+@torch.no_grad()
+def score(policy: PolicyForward, prompt: Sequence[int], completion: Completion) -> Tensor:
+    """The trainer's log-probs float32[n] of the completion's tokens."""
+    device = next(policy.parameters()).device
+    ids = torch.tensor([[*prompt, *completion.token_ids]], device=device)
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    mask[0, len(prompt) :] = True
+    return policy(ids, mask)[0][0, len(prompt) :].float().cpu()
+
+
+def compare(
+    policy: PolicyForward,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Completion],
+    *,
+    bounds: tuple[float, float],
+    threshold: float,
+) -> ParityReport:
+    """Score what the engine sampled with the trainer; `bounds` are the gate's in log space.
+
+    Names the likely cause where the mean difference is above `threshold`.
+    """
+    engine = torch.tensor([p for c in completions for p in c.logprobs])
+    trainer = torch.cat([score(policy, p, c) for p, c in zip(prompts, completions, strict=True)])
+    log_ratio = trainer - engine
+    difference = log_ratio.abs()
+    mean = float(difference.mean())
+    cause = ""
+    if not mean <= threshold:
+        cause = _likely_cause(policy, prompts, completions, engine, mean)
+    return ParityReport(
+        version=max(v for c in completions for v in c.versions),
+        tokens=len(engine),
+        max_difference=float(difference.max()),
+        mean_difference=mean,
+        p99_difference=float(difference.quantile(0.99)),
+        max_ratio=float(log_ratio.max().exp()),
+        gated_share=float(((log_ratio <= bounds[0]) | (log_ratio >= bounds[1])).float().mean()),
+        cause=cause,
+    )
+
+
+def _likely_cause(
+    policy: PolicyForward,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Completion],
+    engine: Tensor,
+    mean: float,
+) -> str:
+    if any(isinstance(m, torch.nn.Dropout) and m.training and m.p > 0 for m in policy.modules()):
+        return "dropout is on in the trainer: call model.eval()"
+    own = policy.temperature
+    try:
+        for factor in _TEMPERATURES:
+            policy.temperature = own * factor
+            found = torch.cat([score(policy, p, c) for p, c in zip(prompts, completions, strict=True)])
+            if float((found - engine).abs().mean()) < 0.1 * mean:
+                return (
+                    f"temperature: the engine's log-probs fit a temperature of {own * factor:.2g}, the trainer uses "
+                    f"{own:.2g}; start the engine with processed log-probs, or set runtime.sampling.temperature"
+                )
+    finally:
+        policy.temperature = own
+    trainer = torch.cat([score(policy, p, c) for p, c in zip(prompts, completions, strict=True)])
+    if bool((engine >= trainer - 1e-4).all()):
+        return "truncated sampling (top-p, top-k): every engine log-prob is at least the trainer's; turn it off"
+    if mean < 0.05:
+        return "dtype: engine and trainer compute in different precisions; use the same, or float32 for the router"
+    return "different weights or another model: is the engine serving the version that the trainer holds?"

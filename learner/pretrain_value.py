@@ -1,0 +1,159 @@
+"""Value pretraining: `python -m learner.pretrain_value RECIPE` fits the critic before RL starts.
+
+python -m learner.pretrain_value recipes/tir_tiny.yaml value_pretraining.episodes=512
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from agent import episode as records
+from agent.episode import Episode
+from envs import make_core
+from learner.batch import Batch, build_batch
+from learner.cli import command
+from learner.config import Recipe, RecipeError
+from learner.critic import freeze, load_head, new_critic, save_critic
+from learner.display import Display
+from learner.forward import CriticForward
+from learner.models import load_body
+from learner.sao import StepSettings, explained_variance_of, update_critic
+from learner.services import Services
+from learner.sft import run_sft
+from learner.trainee import Buckets, Trainee
+
+_LEASE_WAIT_S = 5.0
+
+
+def count_tasks(recipe: Recipe) -> int:
+    """How many training tasks the recipe's environment has."""
+
+    async def count() -> int:
+        env = make_core(recipe.env.id, **recipe.env.kwargs)
+        try:
+            return len(env.task_ids)
+        finally:
+            await env.aclose()
+
+    return asyncio.run(count())
+
+
+async def collect_episodes(recipe: Recipe, model: Path, folder: Path, count: int, display: Display) -> list[Episode]:
+    """`count` episodes of the policy in `model`, one a task, by the same runtime as in training."""
+    config = {
+        "tasks": await asyncio.to_thread(count_tasks, recipe),
+        "seed": recipe.seed + 1,
+        "batch": count,
+        "max_lag": 0,
+    }
+    async with Services.start(
+        recipe, model=model, folder=folder, store_config=config, version=0, use_addresses=False
+    ) as services:
+        with display.stage("Value rollouts", count) as advance:
+            done = 0
+            while True:
+                services.check()
+                claim = await services.store.claim(count, version=0, wait_s=_LEASE_WAIT_S if done else 1.0)
+                ready = count if claim else (await services.store.status()).ready
+                advance(ready - done)
+                done = ready
+                if claim:
+                    return [records.decode(data) for data in claim.episodes]
+
+
+def load_critic(policy_folder: Path, critic_folder: Path, recipe: Recipe) -> CriticForward:
+    """The pretrained critic, or a fresh one on the policy's body if there was no value pretraining."""
+    if not (critic_folder / "config.json").exists():
+        return new_critic(load_body(policy_folder, recipe.model))
+    critic = new_critic(load_body(critic_folder, recipe.model))
+    load_head(critic, critic_folder)
+    return critic
+
+
+def fit_critic(
+    critic: CriticForward, train: list[Episode], held_out: list[Episode], recipe: Recipe, display: Display
+) -> tuple[Trainee, dict[str, float]]:
+    """Regress on the returns of `train`; report explained variance on `held_out` before and after."""
+    config = recipe.value_pretraining
+    assert config is not None
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    freeze(critic, config.trainable)
+    trainee = Trainee.prepare(critic, config.optimizer, accelerator, total_steps=config.steps)
+    algorithm, settings = recipe.learner.resolve(), StepSettings()
+
+    def cut(batch: Batch) -> Buckets:
+        limits = recipe.learner
+        return Buckets.of(batch, accelerator, max_tokens=limits.micro_batch_tokens, max_padding=limits.max_padding)
+
+    checked: list[Batch] = cut(build_batch(held_out)).parts
+    figures = {"explained_variance_before": explained_variance_of(checked, trainee).value()}
+    rng, order = random.Random(recipe.seed), list[Episode]()
+    with display.stage("Value pretraining", config.steps) as advance:
+        for _ in range(config.steps):
+            if len(order) < config.batch_size:
+                order = rng.sample(train, len(train))
+            batch = build_batch([order.pop() for _ in range(min(config.batch_size, len(order)))])
+            buckets = cut(batch)
+            _, statistics = update_critic(buckets, trainee, algorithm, settings, float(batch.action_tokens))
+            advance(1, explained_variance=statistics.value())
+    figures["explained_variance_held_out"] = explained_variance_of(checked, trainee).value()
+    return trainee, figures
+
+
+def run_value_pretraining(recipe: Recipe, model: Path, display: Display) -> Path:
+    """Pretrain the critic of `recipe` and return its folder, `runs/<name>/value`; done once, then found again."""
+    target = recipe.run_dir / "value"
+    config = recipe.value_pretraining
+    if config is None or (target / "config.json").exists():
+        return target
+    scratch = recipe.run_dir / ".value"
+    shutil.rmtree(scratch, ignore_errors=True)
+    total = config.episodes + config.held_out_episodes
+    episodes = asyncio.run(collect_episodes(recipe, model, scratch, total, display))
+    # Held out by position in the order of issue, not of completion: quick episodes finish first.
+    episodes.sort(key=lambda episode: episode.id)
+    held_out, train = episodes[: config.held_out_episodes], episodes[config.held_out_episodes :]
+    torch.manual_seed(recipe.seed)
+    trainee, figures = fit_critic(new_critic(load_body(model, recipe.model)), train, held_out, recipe, display)
+    figures["success"] = sum(e.reward > 0 for e in episodes) / len(episodes)
+    save_critic(trainee.unwrapped, scratch)
+    (scratch / "figures.json").write_text(json.dumps(figures, indent=1))
+    scratch.rename(target)
+    display.log(
+        f"critic pretrained: held-out explained variance {figures['explained_variance_held_out']:.3f}, "
+        f"success of the rollouts {figures['success']:.1%}"
+    )
+    return target
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; see `--help`."""
+
+    def run(recipe: Recipe, display: Display) -> dict[str, Any]:
+        if recipe.value_pretraining is None:
+            raise RecipeError("value_pretraining: the recipe has no such section")
+        folder = run_value_pretraining(recipe, starting_model(recipe, display), display)
+        return {"critic": str(folder), **json.loads((folder / "figures.json").read_text())}
+
+    return command(__doc__, run, argv)
+
+
+def starting_model(recipe: Recipe, display: Display) -> Path:
+    """The policy that RL starts from: the cold start's if the recipe has one, else `model.path`."""
+    if recipe.sft is not None:
+        return run_sft(recipe, display)
+    if recipe.model.path is None:
+        raise RecipeError("sft: a tiny model needs a cold start (its weights are random)")
+    return recipe.model.path
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

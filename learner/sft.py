@@ -1,0 +1,178 @@
+"""Supervised cold start: `python -m learner.sft RECIPE` makes the model that RL starts from.
+
+python -m learner.sft recipes/tir_tiny.yaml sft.clean_steps=200
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from agent.chat import ChatRenderer
+from envs import make_core
+from learner.batch import PAD
+from learner.cli import command
+from learner.config import Recipe, RecipeError, SFTConfig
+from learner.display import Display
+from learner.forward import PolicyForward
+from learner.models import load_policy_model, save_policy_model
+from learner.tiny import write_tiny_model
+from learner.traces import Message, write_traces
+from learner.trainee import Trainee
+
+Example = tuple[Tensor, Tensor]
+"""Token ids int64[T] and the action mask bool[T] of one trace."""
+
+_POOL = 8  # batches sorted by length together: little padding, and still a random order
+
+
+def encode_trace(messages: Sequence[Message], renderer: ChatRenderer) -> Example:
+    """Tokens of one trace exactly as the runtime would have laid them out, with a mask over the actions."""
+    first = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
+    ids = list(renderer.start(list(messages[:first]), None).token_ids)
+    mask = [False] * len(ids)
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        action = renderer.encode_action(message["content"])
+        ids += action
+        mask += [True] * len(action)
+        following = [m for m in messages[i + 1 : i + 2] if m["role"] != "assistant"]
+        if following:
+            observation = renderer.extend(list(messages[: i + 1]), action, following, None).token_ids
+            ids += observation
+            mask += [False] * len(observation)
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def batches(examples: Sequence[Example], size: int, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """`steps` batches (input_ids int64[size,T], action_mask bool[size,T]) of examples of like length."""
+    rng = random.Random(seed)
+    queue: list[list[Example]] = []
+    for _ in range(steps):
+        if not queue:
+            pool = rng.sample(examples, min(len(examples), size * _POOL))
+            pool.sort(key=lambda example: len(example[0]))
+            queue = [pool[i : i + size] for i in range(0, len(pool), size)]
+            rng.shuffle(queue)
+        chosen = queue.pop()
+        yield (
+            torch.nn.utils.rnn.pad_sequence([ids for ids, _ in chosen], batch_first=True, padding_value=PAD),
+            torch.nn.utils.rnn.pad_sequence([mask for _, mask in chosen], batch_first=True, padding_value=False),
+        )
+
+
+def fit(
+    policy: Trainee,
+    examples: Sequence[Example],
+    *,
+    steps: int,
+    batch_size: int,
+    seed: int,
+    progress: Callable[..., None],
+) -> None:
+    """Minimise the negative log-likelihood of the action tokens, `steps` updates."""
+    for input_ids, mask in batches(examples, batch_size, steps, seed):
+        ids, actions = input_ids.to(policy.accelerator.device), mask.to(policy.accelerator.device)
+        logprobs, _ = policy.module(ids, actions)
+        loss = -logprobs.sum() / actions.sum().clamp(min=1)
+        policy.accelerator.backward(loss)
+        policy.step()
+        progress(1, loss=float(loss.detach()))
+
+
+async def collect_traces(
+    recipe: Recipe, config: SFTConfig, display: Display
+) -> tuple[list[list[Message]], list[list[Message]]]:
+    """The clean traces and the imperfect ones, over the first training tasks of the recipe's environment."""
+    env = make_core(recipe.env.id, **recipe.env.kwargs)
+    sandbox = str(recipe.env.kwargs.get("sandbox", "auto"))
+    try:
+        ids = env.task_ids
+        total = config.clean_traces + config.imperfect_traces
+        if len(ids) < total:
+            raise RecipeError(f"sft: {total} traces need as many training tasks, and env has {len(ids)}")
+        found: list[list[Message]] = []
+        with display.stage("Traces", total) as advance:
+            for seed, start, count, error_rate in (
+                (1, 0, config.clean_traces, 0.0),
+                (2, config.clean_traces, config.imperfect_traces, config.error_rate),
+            ):
+                chosen = [ids[i] for i in range(start, start + count)]
+                async for messages in write_traces(
+                    env, chosen, seed=recipe.seed + seed, error_rate=error_rate, sandbox=sandbox
+                ):
+                    found.append(messages)
+                    advance()
+        return found[: config.clean_traces], found[config.clean_traces :]
+    finally:
+        await env.aclose()
+
+
+def _read_traces(path: Path) -> list[list[Message]]:
+    try:
+        return [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, KeyError, ValueError) as error:
+        raise RecipeError(
+            f"sft.traces: {path} must be JSON lines, each with `messages` (role and content): {error!r}"
+        ) from error
+
+
+def run_sft(recipe: Recipe, display: Display) -> Path:
+    """Do the cold start of `recipe` and return the model's folder, `runs/<name>/sft`; done once, then found again."""
+    target = recipe.run_dir / "sft"
+    if (target / "config.json").exists():
+        return target
+    config = recipe.sft
+    if config is None:
+        raise RecipeError("sft: the recipe has no section `sft`")
+    scratch = recipe.run_dir / ".sft"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    if config.traces:
+        clean, imperfect = _read_traces(config.traces), list[list[Message]]()
+    else:
+        clean, imperfect = asyncio.run(collect_traces(recipe, config, display))
+    if recipe.model.tiny:
+        corpus = [f"{m['role']}\n{m['content']}" for trace in clean[:4000] for m in trace]
+        write_tiny_model(scratch, recipe.model.tiny, corpus, recipe.seed)
+        source = scratch
+    else:
+        assert recipe.model.path is not None
+        source = recipe.model.path
+    renderer = ChatRenderer.from_pretrained(source)
+    torch.manual_seed(recipe.seed)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    model = load_policy_model(source, recipe.model)
+    total = config.clean_steps + config.imperfect_steps
+    policy = Trainee.prepare(PolicyForward(model), config.optimizer, accelerator, total_steps=total)
+    with display.stage("Cold start", total) as advance:
+        for traces, steps in ((clean, config.clean_steps), (imperfect, config.imperfect_steps)):
+            if traces and steps:
+                examples = [encode_trace(messages, renderer) for messages in traces]
+                fit(policy, examples, steps=steps, batch_size=config.batch_size, seed=recipe.seed, progress=advance)
+    save_policy_model(policy.unwrapped.model, source, scratch)
+    scratch.rename(target)
+    return target
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; see `--help`."""
+
+    def run(recipe: Recipe, display: Display) -> dict[str, Any]:
+        return {"model": str(run_sft(recipe, display))}
+
+    return command(__doc__, run, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Recipes ship with the package; `learner.config.load_recipe` reads them."""
