@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from sandboxes.base import Limits, PythonResult, SandboxFault
 from sandboxes.zygote import Channel
 
-GRACE_S = 5.0
+GRACE_S = 3.0
 LOST = "The interpreter was restarted: all state (variables, imports, files) is lost."
 
 
@@ -44,6 +44,7 @@ class ZygotePython:
         try:
             answer, body = await channel.request(head, code.encode("utf-8", "surrogatepass"), timeout_s + GRACE_S)
         except TimeoutError:
+            await channel.kill()
             answer, body = {"status": "timeout", "lost": True}, b""
         except ConnectionError:
             answer, body = {"status": "exit", "lost": True}, b""

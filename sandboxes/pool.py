@@ -41,6 +41,11 @@ class PythonPool:
         self._lock = asyncio.Lock()
         self._closed = False
 
+    @property
+    def backend(self) -> str:
+        """The backend's name; "auto" until the zygote has been started."""
+        return self._backend
+
     async def __aenter__(self) -> Self:
         await self._alive()
         return self

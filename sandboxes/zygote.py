@@ -35,6 +35,8 @@ ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "MPLBACKEND": "Agg",
+    # There is none, but without the variable matplotlib's show() does nothing, silently; with it, it says why.
+    "DISPLAY": "none",
     # Many interpreters share few cores, and each thread pool would cost address space.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -105,6 +107,11 @@ class Channel:
                 pass
         finally:
             self._writer.close()
+
+    async def kill(self) -> None:
+        """End a sandbox whose supervisor does not answer."""
+        await self._zygote.kill(self._number)
+        await self.close()
 
     def abandon(self) -> None:
         """End the sandbox without waiting."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import collections
 import io
 import itertools
 import linecache
@@ -16,11 +17,13 @@ import os
 import sys
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from . import wire
 
-FRAMES_SHOWN = 8
+FRAMES_KEPT = 1000
+LINES_SHOWN = 16
 OWN_FILE = __file__
 
 
@@ -77,33 +80,47 @@ def _compile(source: str, name: str) -> tuple[types.CodeType, types.CodeType | N
     )
 
 
-def _strip(error: traceback.TracebackException) -> None:
-    """Take our own frames out of a traceback, of its causes too, and shorten what is left."""
+def _related(error: Any) -> Iterator[Any]:
+    """Yield an error (or its `TracebackException`), its causes, contexts and group members, each once."""
     seen: set[int] = set()
-    queue: list[traceback.TracebackException | None] = [error]
+    queue = [error]
     while queue:
         each = queue.pop()
-        if each is None or id(each) in seen:
-            continue
-        seen.add(id(each))
-        frames = [frame for frame in each.stack if frame.filename != OWN_FILE]
-        each.stack = traceback.StackSummary.from_list(frames)
-        queue += [each.__cause__, each.__context__]
-        queue += getattr(each, "exceptions", None) or []
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            queue += [each.__cause__, each.__context__, *(getattr(each, "exceptions", None) or ())]
+
+
+def _shorten(error: BaseException) -> None:
+    """Cut the middle out of tracebacks of millions of frames, which nobody could even format."""
+    for each in _related(error):
+        entries: collections.deque[types.TracebackType] = collections.deque(maxlen=FRAMES_KEPT)
+        entry, count, end = each.__traceback__, 0, None
+        while entry is not None:
+            count += 1
+            if count == FRAMES_KEPT:
+                end = entry
+            entries.append(entry)
+            entry = entry.tb_next
+        if end is not None and count > 2 * FRAMES_KEPT:
+            end.tb_next = entries[0]
 
 
 def _show_error(error: BaseException) -> None:
-    """Write a short traceback of `error` to the output."""
+    """Write a short traceback of `error` to the output, without our own frames."""
     try:
-        # A recursion error has a thousand frames; both ends tell the story. (The limits of a fresh
-        # interpreter: the cell may have set a tiny one.)
+        # The cell may have set a limit that is too low even for this.
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000))
+        _shorten(error)
         shown = traceback.TracebackException.from_exception(error, compact=True)
-        _strip(shown)
+        for each in _related(shown):
+            own = [frame for frame in each.stack if frame.filename != OWN_FILE]
+            each.stack = traceback.StackSummary.from_list(own)
         lines = list(shown.format())
-        if len(lines) > 2 * FRAMES_SHOWN + 4:
-            omitted = len(lines) - 2 * FRAMES_SHOWN
-            lines[FRAMES_SHOWN:-FRAMES_SHOWN] = [f"  ... {omitted} more lines of the traceback ...\n"]
+        if len(lines) > LINES_SHOWN:
+            half = LINES_SHOWN // 2
+            lines[half:-half] = [f"  ... {len(lines) - 2 * half} more lines of the traceback ...\n"]
         sys.stderr.write("".join(lines))
     except BaseException:  # the error's own __str__ may raise anything at all
         sys.stderr.write(f"{type(error).__name__}: (this error could not be shown)\n")

@@ -6,17 +6,26 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from sandboxes.base import Limits, PythonResult, PythonSession, SandboxFault
 from sandboxes.pool import PythonPool
 
 
-@pytest.fixture(params=["bubblewrap", "process"])
-async def python(request: pytest.FixtureRequest) -> AsyncIterator[PythonSession]:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(params=["bubblewrap", "process"], scope="module", loop_scope="module")
+async def pool(request: pytest.FixtureRequest) -> AsyncIterator[PythonPool]:
     async with PythonPool(request.param, Limits(wall_clock_s=20, memory_bytes=400 * 2**20), spares=1) as pool:
-        session = await pool.session()
-        yield session
-        await session.close()
+        yield pool
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def python(pool: PythonPool) -> AsyncIterator[PythonSession]:
+    session = await pool.session()
+    yield session
+    await session.close()
 
 
 async def next_call_works(python: PythonSession) -> None:
@@ -211,15 +220,14 @@ async def test_a_dead_interpreter_is_replaced_and_the_loss_is_told(
 async def test_killing_the_parent_harms_only_itself(python: PythonSession, code: str) -> None:
     """Case E5: the parent is out of reach, or dies, is replaced, and the observation says so; the next call works."""
     result = await python.run(f"import os\n{code}", timeout_s=1)
-    assert result.status == "ok" or is_lost(result, result.status), result
+    assert not result.state_lost or is_lost(result, result.status), result
     await next_call_works(python)
 
 
 async def test_unlimited_recursion_with_the_limit_lifted(python: PythonSession) -> None:
     """Case E5: sys.setrecursionlimit does not open the way to a full machine."""
-    result = await python.run("import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return f(n + 1)\nf(0)")
-    assert result.status in ("error", "died")
-    assert "MemoryError" in result.output or "lost" in result.output
+    result = await python.run("import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return f(n + 1)\nf(0)", timeout_s=3)
+    assert result.status == "error" or is_lost(result, result.status), result
     await next_call_works(python)
 
 
@@ -279,6 +287,6 @@ async def test_sessions_end_once_and_for_all(python: PythonSession) -> None:
         await python.run("1")
 
 
-def test_the_interpreter_of_this_test_has_the_limit_that_cells_do_not_have() -> None:
+async def test_the_interpreter_of_this_test_has_the_limit_that_cells_do_not_have() -> None:
     """Case E5, the test of the test: here printing 2**20000 would raise."""
     assert 0 < sys.get_int_max_str_digits() < 6021
