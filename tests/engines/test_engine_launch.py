@@ -13,19 +13,20 @@ from typing import TypeVar
 
 import psutil
 import pytest
-from conftest import make_model
+from conftest import VOCABULARY, make_model
 
 from agent.engines.base import EngineFault
 from agent.engines.client import HttpEngine
-from agent.engines.launch import launch_local, local_engine, stop_local
+from agent.engines.launch import launch_local, stop_local
 from agent.episode import SamplingParams
 
+EOS = list(range(0, VOCABULARY, 3))
 T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("launch") / "model", "llama", 1)
+    return make_model(tmp_path_factory.mktemp("launch") / "model", "llama", 1, eos=EOS)
 
 
 async def becomes(ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool], timeout_s: float = 20.0) -> bool:
@@ -49,14 +50,19 @@ async def gone(pid: int) -> bool:
 
 
 async def test_an_engine_starts_with_its_version_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
-    process, url = await launch_local(model, version=7, log=tmp_path / "engine.log", max_sequences=2, max_context=64)
+    process, url = await launch_local(model, version=7, log=tmp_path / "engine.log", max_sequences=2, max_context=500)
     client = HttpEngine(url)
     try:
         health = await client.health()
-        assert (health.version, health.max_context) == (7, 64)
+        assert (health.version, health.max_context) == (7, 500)
+        # Case B8: the model's own end token ends an action, and is part of it.
+        done = await client.generate([1, 2], SamplingParams(max_tokens=400))
+        assert done.finish_reason == "stop"
+        assert [t in EOS for t in done.token_ids] == [False] * (len(done.token_ids) - 1) + [True]
+        assert len(done.logprobs) == len(done.token_ids)
         # A request in flight must not hold up the end.
-        running = asyncio.create_task(client.generate([1], SamplingParams(max_tokens=50)))
-        assert await becomes(lambda: client.health(), lambda health: health.tokens_generated > 0)
+        running = asyncio.create_task(client.generate([1], SamplingParams(max_tokens=400)))
+        assert await becomes(client.health, lambda now: now.tokens_generated > len(done.token_ids))
     finally:
         assert await stop_local(process) == 0
         assert await stop_local(process) == 0
@@ -118,16 +124,3 @@ async def test_the_engine_dies_with_a_parent_that_is_killed(model: Path, tmp_pat
         parent.send_signal(signal.SIGKILL)
         await parent.wait()
     assert await gone(pid)
-
-
-async def test_a_llama_stops_at_its_own_end_token(tmp_path: Path) -> None:
-    """Case B8: the model's own end token ends an action, and is part of it."""
-    eos = list(range(0, 96, 3))
-    model = make_model(tmp_path / "model", "llama", 2, eos=eos)
-    async with local_engine(model, log=tmp_path / "engine.log", max_context=500) as url:
-        client = HttpEngine(url)
-        done = await client.generate([1, 2], SamplingParams(max_tokens=400))
-        await client.close()
-    assert done.finish_reason == "stop"
-    assert [t in eos for t in done.token_ids] == [False] * (len(done.token_ids) - 1) + [True]
-    assert len(done.logprobs) == len(done.token_ids)
