@@ -349,8 +349,14 @@ def policy_loss(
 ) -> PolicyLoss:
     """The policy loss of the algorithm's ratio rule, with its bounds and aggregation; see `learner.losses`.
 
-    `old_logprobs` are needed where `algorithm.needs_old_logprobs`.
+    `old_logprobs` are needed where `algorithm.needs_old_logprobs`. A batch in one call may leave `normalizer` out;
+    with `denominator="trusted"` it must, for a count of action tokens would silently undo that option.
     """
+    if algorithm.denominator == "trusted" and normalizer is not None:
+        raise ValueError(
+            f"{algorithm.name}: denominator 'trusted' divides by the trusted tokens of one call, so it takes no "
+            "normalizer; use 'action' where a batch comes in micro-batches or ranks"
+        )
     if algorithm.ratio == "none":
         return reinforce_loss(
             logprobs, advantages, action_mask, normalizer=normalizer, aggregation=algorithm.aggregation

@@ -278,3 +278,19 @@ def test_group_methods_and_only_they_keep_a_barrier() -> None:
     barrier = {name for name, algorithm in ALGORITHMS.items() if algorithm.needs_groups}
     assert barrier == {"grpo", "grpo_dis", "rloo", "gspo", "icepop", "agentrl"}
     assert barrier == {name for name, algorithm in ALGORITHMS.items() if algorithm.samples_per_prompt > 1}
+
+
+def test_the_listings_denominator_is_not_silently_undone_by_a_normalizer() -> None:
+    """Case A3, at the table: the option either acts or says that it cannot."""
+    data = batch()
+    listing = dataclasses.replace(get_algorithm("sao"), eps_high=0.1, denominator="trusted")
+    inputs = {key: data[key] for key in ("logprobs", "rollout_logprobs", "action_mask")}
+    inputs["advantages"] = torch.ones_like(data["logprobs"])
+    by_action = policy_loss(dataclasses.replace(listing, denominator="action"), **inputs)
+    by_trusted = policy_loss(listing, **inputs)
+    counts = by_action.metrics
+    trusted = counts["action_tokens"] - counts["gated_low"] - counts["gated_high"]
+    assert 0 < trusted < counts["action_tokens"]
+    assert by_trusted.loss.item() == pytest.approx(by_action.loss.item() * counts["action_tokens"] / trusted)
+    with pytest.raises(ValueError, match="takes no normalizer"):
+        policy_loss(listing, **inputs, normalizer=10)
