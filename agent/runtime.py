@@ -23,7 +23,7 @@ from agent.engines.base import Engine, EngineFault
 from agent.episode import Episode, EpisodeError, StopReason
 from agent.rollout import PromptTooLong, Renderer, RolloutSettings, rollout
 from agent.runtime_config import EXAMPLE, ConfigError, EnvConfig, RuntimeConfig, load_config, parse_config
-from agent.runtime_parts import EnginePool, NothingWorks, SlotEnvs, TicketSource, Unreachable, backoff_s
+from agent.runtime_parts import EnginePool, NothingWorks, SlotEnvs, Spool, TicketSource, Unreachable, backoff_s
 from agent.store.protocol import Ending, StoreFault, Ticket
 from envs.core import AsyncEnv, EnvironmentFault
 
@@ -63,7 +63,8 @@ class Runtime:
     A slot holds a ticket from the lease to the acknowledgement (or the failure); the store counts it as leased
     for as long. Tickets are leased for all idle slots together, one request at a time. Retries have one home: a
     fault fails the ticket, the store deals it again up to its cap, and nothing below this class tries twice.
-    Delivery is no retry: the episode is done, and it is held until the store has it on disk.
+    Delivery is no retry: the episode is done, and it is held until the store has it on disk (or, when the runtime
+    must leave first, until it lies in the spool).
 
         runtime = Runtime(config, store=client, engines={url: HttpEngine(url)}, renderer=renderer, make_env=make)
         task = asyncio.create_task(runtime.run())   # runs until it is cancelled, or the store or engines stay away
@@ -93,6 +94,7 @@ class Runtime:
         self._tickets = TicketSource(
             store, self._worker, wait_s=config.lease_wait_s, patience_s=limits.store_patience_s, gate=self._pool.ready
         )
+        self._spool = Spool(Path(config.spool) if config.spool else None)
         self._state = ["idle"] * config.concurrency
         self._busy_s = 0.0
         self._generate_s = self._environment_s = 0.0
@@ -110,6 +112,7 @@ class Runtime:
         try:
             # A predecessor of this name may have died with tickets in its hands.
             await self._told_store(lambda: self._store.release_worker(self._worker), f"the start of {self._worker}")
+            await self._deliver_kept()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._tickets.run(), name="lease")
                 group.create_task(self._log_progress(), name="progress")
@@ -206,7 +209,20 @@ class Runtime:
 
     async def _deliver(self, episode: Episode) -> bool:
         """Hold a finished episode until the store has acknowledged it."""
-        ending = await self._told_store(lambda: self._store.put(episode.id, episode), f"episode {episode.id}")
+        taken = False
+
+        async def put() -> Ending:
+            nonlocal taken
+            ending = await self._store.put(episode.id, episode)
+            taken = True
+            return ending
+
+        try:
+            ending = await self._told_store(put, f"episode {episode.id}")
+        except (Unreachable, asyncio.CancelledError):
+            if not taken:
+                self._spool.keep(episode)
+            raise
         if ending.outcome not in ("accepted", "duplicate"):
             log.info("episode %s: %s %s", episode.id, ending.outcome, ending.reason)
         self.counters[episode.stop_reason.value] += 1
@@ -219,6 +235,18 @@ class Runtime:
         self._reward += episode.reward
         self._faults_in_a_row = 0
         return True
+
+    async def _deliver_kept(self) -> None:
+        """Deliver what an earlier runtime had to keep; each once, for the slots must not wait for a bad one."""
+        for episode in await asyncio.to_thread(self._spool.kept):
+            try:
+                async with asyncio.timeout(self.config.limits.put_s):
+                    ending = await self._store.put(episode.id, episode)
+            except (StoreFault, TimeoutError) as error:
+                log.error("kept episode %s stays in the spool: %s", episode.id, error or "time limit")
+                continue
+            log.info("kept episode %s: %s %s", episode.id, ending.outcome, ending.reason)
+            self._spool.forget(episode.id)
 
     async def _told_store(self, message: Callable[[], Awaitable[T]], what: str) -> T:
         """Say something to the store until it has heard it; returns its answer.

@@ -88,6 +88,8 @@ class RuntimeConfig(_Frozen):
     limits: StageLimits = StageLimits()
     worker: str = ""
     progress_every_s: float = Field(default=10.0, gt=0)
+    spool: str | None = None
+    """Folder for finished episodes that the store did not take in time; the next start of a runtime delivers them."""
     lease_wait_s: float = Field(default=10.0, gt=0)
     """How long the store may hold a lease request open while it has no ticket."""
     faults_in_a_row: int | None = Field(default=None, ge=1)
@@ -128,6 +130,7 @@ max_context_tokens: 4096
 max_tokens_per_turn: 1024
 limits: {reset_s: 60, step_s: 120, generate_s: 600, put_s: 30, episode_s: 3600, shutdown_s: 10, store_patience_s: 120}
 worker: laptop-0
+spool: runs/tiny/undelivered          # finished episodes that the store could not take before the runtime left
 """
 
 

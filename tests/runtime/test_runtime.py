@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -376,3 +377,26 @@ async def test_an_environment_that_cannot_be_made_is_a_configuration_error(
     async with bench.running() as task:
         with pytest.raises(ConfigError, match=r"cannot make sao/PythonTIR-v0: .*max_turn"):
             await asyncio.wait_for(asyncio.shield(task), WAIT_S)
+
+
+async def test_an_episode_the_store_never_took_is_delivered_by_the_next_runtime(
+    renderer: ChatRenderer, store_process: StoreProcess, tmp_path: Path
+) -> None:
+    """Case D3, runtime side: nothing finished is lost, even when the runtime has to leave first."""
+    chosen = config(store_process, concurrency=1, spool=str(tmp_path / "spool"), limits={"store_patience_s": 0.2})
+    bench = Bench(renderer, chosen)
+    bench.engine.hold = asyncio.Event()
+    async with bench.running() as task:
+        await until(lambda: bench.engine.running)
+        await store_process.kill()
+        bench.engine.hold.set()
+        with pytest.raises(Unreachable):
+            await asyncio.wait_for(asyncio.shield(task), WAIT_S)
+    (kept,) = (tmp_path / "spool").iterdir()
+    await store_process.start()
+    second = Bench(renderer, chosen)
+    async with second.running(), StoreClient(store_process.url) as client:
+        batch = await claim(client, 10)
+    assert not kept.exists()
+    assert decode(batch.episodes[0]).id == kept.stem
+    assert second.runtime.counters["episodes"] == 9, "it was not run again"
