@@ -34,7 +34,7 @@ def extract_answer(text: str) -> str | None:
     """
     pairs = brace_pairs(text)
     best: tuple[int, str] | None = None
-    bare: str | None = None
+    bare: list[int] = []
     for match in _BOX.finditer(text):
         start = match.end()
         if text[start : start + 1] == "{":
@@ -43,9 +43,12 @@ def extract_answer(text: str) -> str | None:
                 content = text[start + 1 : end].strip()
                 if content:
                     best = (end, content)
-        elif token := _BARE.match(text, start):
-            bare = token.group().rstrip(".,;:!?") or bare
-    return best[1] if best is not None else bare
+        else:
+            bare.append(start)
+    if best is not None:
+        return best[1]
+    tokens = (_BARE.match(text, start) for start in reversed(bare))
+    return next((token.group().rstrip(".,;:!?") or None for token in tokens if token), None)
 
 
 _UNICODE = str.maketrans(

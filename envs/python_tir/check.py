@@ -28,7 +28,7 @@ from envs.python_tir.grading import Grader
 from envs.python_tir.problems import ProblemSourceError, load_problems
 from envs.python_tir.variants import RIGHT, WRONG
 
-ANSWERS = ("answer", "Answer", "Short Answer", "short_answer", "final_answer", "expected_answer", "gold", "solution")
+ANSWERS = ("answer", "Answer", "Short Answer", "short_answer", "final_answer", "expected_answer", "gold")
 PROBLEMS = ("problem", "Problem", "question", "Question", "prompt")
 EXAMPLE = """example:
   python -m envs.python_tir check problems.jsonl
