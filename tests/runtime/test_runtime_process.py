@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from runtime_tools import AnyStore, ScriptedEngine, StoreProcess, settings, ticket, write_model_folder
+from runtime_tools import AnyStore, EchoEnv, ScriptedEngine, StoreProcess, settings, ticket, write_model_folder
 
 from agent.chat import ChatRenderer
 from agent.engines.client import HttpEngine
@@ -145,7 +145,7 @@ class Stack:
         self.folder = folder
         self.log = folder / "runtime.log"
         self.store = store
-        self.config = {
+        self.config: dict[str, Any] = {
             "store": store.url,
             "engines": [engine_url],
             "model": str(model),
@@ -161,9 +161,17 @@ class Stack:
     def command(self, *flags: str) -> list[str]:
         return [sys.executable, "-m", "agent.runtime", "--config", str(self.folder / "runtime.json"), *flags]
 
-    def spawn(self) -> subprocess.Popen[bytes]:
+    def spawn(self, **limits: float) -> subprocess.Popen[bytes]:
+        config = {**self.config, "limits": {**self.config["limits"], **limits}}
+        (self.folder / "runtime.json").write_text(json.dumps(config))
         with self.log.open("wb") as log:
             return subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def wait_for_log(self, text: str) -> None:
+        deadline = time.monotonic() + 20
+        while text not in self.log.read_text():
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -306,3 +314,51 @@ def test_a_missing_model_is_one_line_on_the_command_line_and_needs_no_torch(bad_
     assert done.returncode == 2, done.stderr
     assert "`model`: no such model folder" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+class SlowToClose(EchoEnv):
+    """An environment whose close never returns."""
+
+    async def aclose(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_an_environment_that_does_not_close_cannot_hold_the_shutdown(
+    renderer: ChatRenderer, store: AnyStore
+) -> None:
+    plain = {"store": store.url, "engines": ["e"], "model": "m", "env": ENV, "concurrency": 2, "worker": "w"}
+    config = parse_config(json.dumps({**plain, "limits": {"shutdown_s": 0.8}}))
+    engine = ScriptedEngine(renderer, lambda prompt, number: "right")
+    engine.hold = asyncio.Event()
+    client = StoreClient(store.url)
+    runtime = Runtime(
+        config, store=client, engines={"e": engine}, renderer=renderer, make_env=lambda env: SlowToClose(tasks=20)
+    )
+    task = asyncio.create_task(runtime.run())
+    await asyncio.wait_for(engine.started.wait(), 30)
+    task.cancel()
+    await asyncio.wait({task}, timeout=5)
+    assert task.cancelled()
+    assert (await client.status()).leased == 0
+    await client.close()
+
+
+async def test_a_second_signal_forces_the_end(stack: Stack) -> None:
+    """With the store frozen the shutdown has something to wait for; a second Ctrl-C doesn't wait."""
+    runtime = stack.spawn(shutdown_s=60.0, store_patience_s=60.0)
+    store = psutil.Process(stack.store.process.pid)
+    try:
+        async with StoreClient(stack.store.url) as client:
+            assert await client.claim(10, version=0, wait_s=60) is not None, stack.log.read_text()
+            children = psutil.Process(runtime.pid).children(recursive=True)
+            store.suspend()
+            runtime.send_signal(signal.SIGINT)
+            await asyncio.to_thread(stack.wait_for_log, "a second signal forces it")
+            runtime.send_signal(signal.SIGINT)
+            assert await asyncio.to_thread(runtime.wait, 10) == 130, stack.log.read_text()
+            assert await gone(set(children)) == [], "the sandboxes die with their parent"
+            store.resume()
+    finally:
+        store.resume()
+        runtime.kill()
+        runtime.wait()
