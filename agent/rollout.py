@@ -11,10 +11,11 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from agent.chat_template import ChatTemplateError
 from agent.engines.base import Completion, ContextOverflow, Engine, EngineFault
 from agent.episode import Episode, EpisodeError, SamplingParams, Segment, StopReason, Timings, validate
 from agent.runtime_config import SamplingConfig, StageLimits
@@ -28,6 +29,9 @@ ABORT_GRACE_S = 2.0
 
 FRUITLESS_ABORTS = 5
 """After so many aborts in a row without a single token, the engine is going away: the episode is aborted."""
+
+LONG_TRANSCRIPT = 30_000
+"""Tokens from which on rendering the next turn takes more than about 2 ms."""
 
 T = TypeVar("T")
 Message = dict[str, Any]
@@ -143,7 +147,7 @@ class _Rollout:
         )
         tools = list(info.get("tools") or [])
         conversation: list[Message] = list(info["messages"])
-        prompt = self.renderer.start(conversation, tools)
+        prompt = await self._rendered(self.renderer.start, conversation, tools)
         self._append("prompt", prompt.token_ids, prompt.text)
         while True:
             if self._room() <= 0:
@@ -165,7 +169,8 @@ class _Rollout:
                 return self._episode(ended)
             conversation.append({"role": "assistant", "content": text})
             messages = list(step[4]["messages"])
-            observation = self.renderer.extend(conversation, action.token_ids, messages, tools)
+            extend = self.renderer.extend
+            observation = await self._rendered(extend, conversation, action.token_ids, messages, tools)
             conversation += messages
             if len(observation.token_ids) >= self._room():
                 self.metrics["observation_tokens_dropped"] = len(observation.token_ids)
@@ -173,6 +178,15 @@ class _Rollout:
             self._append("observation", observation.token_ids, observation.text)
             if time.monotonic() >= self.deadline:
                 return await self._truncate("wall_clock", "")
+
+    async def _rendered(self, render: Callable[..., Rendered], *arguments: Any) -> Rendered:
+        """Render in a thread when that takes milliseconds: nothing may hold up the other episodes of the loop."""
+        try:
+            if len(self.transcript) < LONG_TRANSCRIPT:
+                return render(*arguments)
+            return await asyncio.to_thread(render, *arguments)
+        except ChatTemplateError as error:
+            raise EpisodeError(f"the chat template cannot render task {self._task_id()}: {error}") from error
 
     def _task_id(self) -> str:
         task_ids = self.env.task_ids

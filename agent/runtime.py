@@ -97,6 +97,7 @@ class Runtime:
         self._spool = Spool(Path(config.spool) if config.spool else None)
         self._state = ["idle"] * config.concurrency
         self._busy_s = 0.0
+        self._busy_since: dict[int, float] = {}
         self._generate_s = self._environment_s = 0.0
         self._reward = 0.0
         self._faults_in_a_row = 0
@@ -137,11 +138,11 @@ class Runtime:
             while True:
                 self._state[index] = "idle"
                 ticket = await self._tickets.next()
-                began = time.monotonic()
+                self._busy_since[index] = time.monotonic()
                 try:
                     clean = await self._run_ticket(index, ticket, envs)
                 finally:
-                    self._busy_s += time.monotonic() - began
+                    self._busy_s += time.monotonic() - self._busy_since.pop(index)
                 faults = 0 if clean else faults + 1
                 if faults:
                     self._state[index] = "backing off"
@@ -287,6 +288,12 @@ class Runtime:
                     log.warning("%s waits for the store: %s", what, error or "time limit")
             await asyncio.sleep(backoff_s(tries, most_s=5.0))
 
+    def busy_share(self) -> float:
+        """The share of all slots' time since the start in which they held a ticket."""
+        now = time.monotonic()
+        busy = self._busy_s + sum(now - since for since in self._busy_since.values())
+        return busy / max(1e-9, (now - self._started) * self.config.concurrency)
+
     def progress(self) -> str:
         """One line for the log: what was done since the start, and what the slots do now."""
         elapsed = max(1e-9, time.monotonic() - self._started)
@@ -300,6 +307,8 @@ class Runtime:
         return (
             f"{episodes} episodes in {elapsed:.0f} s ({ends or 'none ended'}); faults: {faults or 'none'}; "
             f"mean reward {self._reward / max(1, episodes):.3f}; {rate:.0f} tokens/s; "
+            f"an episode spends {self._generate_s / max(1, episodes):.2f} s in the engine and "
+            f"{self._environment_s / max(1, episodes):.2f} s in the environment; busy {self.busy_share():.0%}; "
             f"slots: {states}; engines: {self._pool.loads()}"
         )
 

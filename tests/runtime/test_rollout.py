@@ -9,7 +9,7 @@ import pytest
 from runtime_tools import EchoEnv, ScriptedEngine, settings, ticket
 
 from agent.chat import ChatRenderer
-from agent.engines.base import Completion, EngineFault
+from agent.engines.base import Completion, ContextOverflow, EngineFault
 from agent.episode import EpisodeError, StopReason, validate
 from agent.rollout import PromptTooLong, rollout
 from envs.core import EnvironmentFault
@@ -253,3 +253,24 @@ async def test_seeds_differ_from_request_to_request_and_repeat_with_the_ticket(r
     assert len(set(first)) == 3
     assert await seeds(7) == first
     assert await seeds(8) != first
+
+
+async def test_a_long_transcript_is_rendered_aside_with_the_same_tokens(renderer: ChatRenderer, monkeypatch) -> None:
+    async def run() -> tuple:
+        engine = ScriptedEngine(renderer, says("more", "right"))
+        return (await rollout(ticket(), EchoEnv(), engine, renderer, settings())).segments
+
+    short = await run()
+    monkeypatch.setattr("agent.rollout.LONG_TRANSCRIPT", 0)
+    assert await run() == short
+
+
+async def test_an_engine_with_a_smaller_context_truncates_and_is_no_fault(renderer: ChatRenderer) -> None:
+    """Case C: truncated by context, the engine's own."""
+
+    def script(prompt: str, number: int) -> str | Exception:
+        return "more right" if number == 0 else ContextOverflow("maximum context length is 60")
+
+    episode = await rollout(ticket(), EchoEnv(), ScriptedEngine(renderer, script), renderer, settings())
+    assert episode.stop_reason is StopReason.TRUNCATED_CONTEXT
+    assert len(episode.actions) == 1

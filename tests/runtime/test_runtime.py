@@ -120,6 +120,7 @@ async def test_finished_episodes_reach_the_learner_while_slots_go_on(
     assert all(episode.reward == 1.0 and episode.worker == "w" for episode in episodes)
     assert len(bench.envs) == 4, "environments are used again, one for each slot"
     assert bench.runtime.counters["episodes"] >= 20
+    assert 0 < bench.runtime.busy_share() <= 1
 
 
 async def test_many_idle_slots_make_one_lease_request(
