@@ -170,7 +170,6 @@ def _join_thousands(text: str) -> str:
     return text[: match.start(2)] + match.group(2).replace(",", "") + text[match.end(2) :]
 
 
-def plain(normal: str) -> str:
-    r"""Drop the `\text{}` wrappers and letter case of words from a normalised answer, for comparing prose."""
-    words = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", normal)
-    return _SPACES.sub(" ", words).strip().casefold()
+def unwrap(normal: str) -> str:
+    r"""Drop the `\text{}` wrappers of a normalised answer, for comparing prose."""
+    return _SPACES.sub(" ", re.sub(r"\\text\{([^{}]*)\}", r" \1 ", normal)).strip()

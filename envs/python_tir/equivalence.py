@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 
 from envs.python_tir import expressions
-from envs.python_tir.answers import normalize, plain
+from envs.python_tir.answers import normalize, unwrap
 from envs.python_tir.expressions import Unreadable
 from envs.python_tir.reading import Leaf, Many, Matrix, Node, Relation, Union, Without, read
 from envs.python_tir.units import Unit, split_unit
@@ -32,12 +32,18 @@ _NONE = {
 }
 _SETS = {
     r"\mathbb{R}": sympy.S.Reals, r"\mathbb{Z}": sympy.S.Integers, r"\mathbb{N}": sympy.S.Naturals,
+    r"\mathbb{Z}^+": sympy.S.Naturals, r"\mathbb{Z}^{+}": sympy.S.Naturals, r"\mathbb{Z}_{>0}": sympy.S.Naturals,
     r"\mathbb{Q}": sympy.S.Rationals, r"\emptyset": sympy.S.EmptySet,
     "all real numbers": sympy.S.Reals, "all reals": sympy.S.Reals, "all integers": sympy.S.Integers,
     "all positive integers": sympy.S.Naturals,
 }  # fmt: skip
 _WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}|\\text\{")
 _BASE = re.compile(r"([0-9A-Fa-f]+)_(?:\{(\d+)\}|(\d+))")
+_LETTER = re.compile(r"\(([A-J])\)(?![A-Za-z]).*|([A-J])[).:].*", re.DOTALL)
+_PREFIX = re.compile(r"(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s?[:=]?\s?\}?\s?", re.IGNORECASE)
+_DONE = re.compile(
+    r"[+-]?(?:\d+\s?)?(?:\d*\.?\d+|\d+/\d+|\\frac\{-?[\d.]+\}\{[\d.]+\})|[+-]?\d+(?:!|\^\{?-?\d+\}?)|\\sqrt(?:\[\d\])?\{\d+\}"
+)
 _PADDED = re.compile(r",0\d")
 _CALL = re.compile(r"([A-Za-z]+)\(([a-z])\)")
 
@@ -51,15 +57,20 @@ def equivalent(answer: str, gold: str) -> bool:
 
 
 def _plainly_equal(answer: str, gold: str) -> bool:
-    return answer == gold or (bool(_WORD.search(gold)) and _words(answer) == _words(gold))
+    if answer == gold or (_WORD.search(answer + gold) and _words(answer) == _words(gold)):
+        return True
+    chosen = _LETTER.fullmatch(re.sub(r"\\text\{([^{}]*)\}", r"\1", answer))  # "(C) 42" where the gold is the letter
+    return chosen is not None and gold.strip("()") == (chosen.group(1) or chosen.group(2))
 
 
-def _words(text: str) -> list[str] | str:
-    words = re.sub(r"[\"'.!?:]", "", plain(text)).strip()
-    if words in _NONE:
-        return "none"
-    tokens = re.findall(r"[a-z]+|\d+|\S", words)
-    return [token for token in tokens if token not in ("the", "a", "an", "all", "every", "(", ")")]
+def _words(text: str) -> list[str]:
+    """The words and symbols of a text in prose; case matters only to single letters, order only in sentences."""
+    bare = re.sub(r"[\"'.!?:]", "", unwrap(text)).strip()
+    if bare.casefold() in _NONE:
+        return ["none"]
+    tokens = [token.casefold() if len(token) > 1 else token for token in re.findall(r"[A-Za-z]+|\d+|\S", bare)]
+    kept = [token for token in tokens if token not in ("the", "a", "an", "all", "every", "(", ")")] or tokens
+    return sorted(kept) if len(kept) <= 2 else kept
 
 
 def _same(answer: Node, gold: Node) -> bool:
@@ -189,7 +200,7 @@ def _sets_equal(left: Any, right: Any) -> bool:
 def _to_set(node: Node) -> tuple[str, Any]:
     """Turn a node into the variable that it names ("" for none) and a sympy set. Raises `Unreadable`."""
     if isinstance(node, Leaf):
-        known = _SETS.get(node.text) or _SETS.get(plain(node.text))
+        known = _SETS.get(node.text) or _SETS.get(unwrap(node.text).casefold())
         return "", known if known is not None else sympy.FiniteSet(_constant(node.text))
     if isinstance(node, Union):
         return "", sympy.Union(*(_to_set(part)[1] for part in node.parts))
@@ -210,7 +221,10 @@ def _to_set(node: Node) -> tuple[str, Any]:
         raise Unreadable(str(node))
     name = names.pop() if names else ""
     parts = [part for _, part in named]
-    if node.word == "and" and all(isinstance(member, Relation) for member in node.members):
+    relations = all(isinstance(member, Relation) for member in node.members)
+    if relations and (
+        node.word == "and" or any(r"\ne" in m.operators for m in node.members if isinstance(m, Relation))
+    ):
         both = sympy.Intersection(*parts)
         if both != sympy.S.EmptySet:  # "n = 1 and n >= 3" means either
             return name, both
@@ -332,13 +346,40 @@ def _rows(node: Node) -> tuple[tuple[Node, ...], ...] | None:
 def _leaves(answer: str, gold: str) -> bool:
     if answer == gold:
         return True
+    if not _WORD.search(gold):
+        answer = _PREFIX.sub("", answer, count=1)
     (value, unit), (gold_value, gold_unit) = split_unit(answer), split_unit(gold)
-    if unit is None and gold_unit is None:
-        return _values(answer, gold)
+    if _undone(value, gold_value) and not (gold_unit is not None and gold_unit.percent):
+        return False
     if _measured(value, unit, gold_value, gold_unit):
         return True
     uncertain = (unit is not None and not unit.certain) or (gold_unit is not None and not gold_unit.certain)
     return uncertain and _values(answer, gold)
+
+
+def _undone(answer: str, gold: str) -> bool:
+    """Whether the gold is a number and the answer a calculation that leads to it: 6*7 is the question, not 42.
+
+    Numerals, fractions, one power, factorial or root of a numeral are answers.
+    """
+    value = expressions.number(gold)
+    if value is None and not re.fullmatch(r"-?(?:\d+/\d+|\\frac\{-?\d+\}\{\d+\})", gold):
+        return False
+    if re.search(r"\\(?:sum|prod|int|lim)(?![A-Za-z])", answer):
+        return True
+    if (
+        expressions.number(answer) is not None
+        or "\\pi" in answer
+        or re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", answer))
+    ):
+        return False
+    done = _DONE.fullmatch(answer.replace(" ", "") if "/" not in answer else answer)
+    return done is None or (value is not None and value[0].denominator == 1 and _whole_fraction(answer))
+
+
+def _whole_fraction(answer: str) -> bool:
+    """Whether an integer is written as a division, which is the calculation again."""
+    return re.fullmatch(r"[+-]?(?:\d+/\d+|\\frac\{-?\d+\}\{\d+\})", answer) is not None
 
 
 def _measured(value: str, unit: Unit | None, gold_value: str, gold_unit: Unit | None) -> bool:

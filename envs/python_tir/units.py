@@ -47,12 +47,15 @@ _UNITS: dict[str, tuple[str, Fraction]] = {
     for row, (names, factor) in _TABLE.items()
     for name in names.split()
 }
+_HEDGES = {"or", "and", "not", "if", "but", "than", "maybe", "where", "for", "when", "is", "isn't"}
+"""Words that make a second statement of what stands behind a number, and no unit."""
 _NOTHING = {"unit", "units"}
 # `l` and `L` and the like could be variables: bare single letters are units only after a number and a space.
 _BARE = "|".join(sorted((re.escape(n) + "s?" for n in _UNITS if n.isalpha() and len(n) > 1), key=len, reverse=True))
 _POWER = r"(?:\^(?:\{(?P<b>[234])\}|(?P<p>[234])))?"
 _TAIL = re.compile(
-    rf"(?:\\text\{{(?P<text>[A-Za-z ./^0-9-]+)\}}|(?<=[\d}})\s])(?P<bare>(?:(?:square|cubic|sq|cu)\s)?(?:{_BARE}))"
+    rf"(?:\\text\{{(?P<text>[A-Za-z ./-]+(?:\^[23])?)\}}"
+    rf"|(?:(?<=[\d}})])|(?<=[\d}})]\s))(?P<bare>(?:(?:square|cubic|sq|cu)\s)?(?:{_BARE}))"
     rf"|(?<=\d\s)(?P<letter>[mgshLl])|(?<=[\d}}]\s)(?P<words>[A-Za-z]{{3,}}(?:\s[A-Za-z]+)*)"
     rf"|(?<=\d)(?P<glued>[A-Za-z]{{4,}})|(?P<sign>\^\\circ|\\%)){_POWER}$"
 )
@@ -127,6 +130,8 @@ def split_unit(normal: str) -> tuple[str, Unit | None]:
     if tail.group("sign"):
         return (value, _read(tail.group("sign"), 1)) if power == 1 else (normal, None)
     text = next(tail.group(name) for name in ("text", "bare", "letter", "words", "glued") if tail.group(name))
+    if _HEDGES & set(text.lower().split()):
+        return normal, None
     unit = _read(text, power)
     if unit is not None and tail.group("letter"):
         unit = Unit(unit.dimensions, unit.factor, certain=False)

@@ -73,6 +73,18 @@ y=3x+13 ~ 3x-y+13=0
 """
 
 SIBLINGS_SAME = r"""
+\text{(C) } 42 ~ \text{(C)}
+0<x<36, x\ne 9 ~ (0,9) \cup (9,36)
+n \text{ odd} ~ odd $n$
+\mathbb{Z}^+ ~ All positive integers
+\text{The answer is } 42 ~ 42
+6\text{ units}^2 ~ 6
+2\pi r h ~ 2\pi hr
+7:30 \text{ PM} ~ 7:30 pm
+6 \cdot 7 = 42 ~ 42
+2^{10} ~ 1024
+3/6 ~ 1/2
+6 \cdot 7 ~ 7 \cdot 6
 0<c<1 ~ (0,1)
 0<k\le\frac49 ~ (0,\frac{4}{9}]
 x<-1 \text{ or } x>2 ~ (-\infty,-1)\cup(2,\infty)
@@ -131,6 +143,22 @@ E9_DIFFERENT = r"""
 """
 
 SIBLINGS_DIFFERENT = r"""
+42 \text{ or } 43 ~ 42
+42\text{ or 43} ~ 42
+42 \text{ is not it} ~ 42
+\pm 42 ~ 42
+42 = 41 ~ 42
+42, 42 ~ 42
+6*7 ~ 42
+6 \cdot 7 ~ 42
+40+2 ~ 42
+84/2 ~ 42
+\binom{7}{2}\cdot 2 ~ 42
+\sum_{n=1}^{6} 2n ~ 42
+1-\frac{1}{2} ~ \frac{1}{2}
+R\text{ cm} ~ r\text{ cm}
+1 if even, 2 if odd ~ 2 if even, 1 if odd
+(D) 42 ~ \text{(C)}
 5 cm ~ 5\text{ cm}^2
 5 apples ~ 5 pears
 5 hours ~ 5 minutes
