@@ -8,6 +8,9 @@ from typing import Any
 import aiohttp
 import pytest
 from conftest import EngineUnderTest
+from test_engine_contract import assert_same, reference
+
+from agent.episode import SamplingParams
 
 
 async def post(engine: EngineUnderTest, path: str, body: Any) -> tuple[int, Any]:
@@ -79,3 +82,17 @@ async def test_an_abort_without_ids_ends_everything(engine: EngineUnderTest) -> 
     status, answer = await post(engine, "/abort_requests", {})
     assert (status, answer["aborted"]) == (200, 5)
     assert [a["choices"][0]["finish_reason"] for _, a in await asyncio.gather(*running)] == ["abort"] * 5
+
+
+async def test_new_weights_alone_drop_old_keys(engine: EngineUnderTest) -> None:
+    """Case D6, for a caller that neither pauses nor resets the prefix cache: the server does it by itself."""
+    prompt = list(range(60))
+    first = await engine.client.generate(prompt, SamplingParams(max_tokens=4))
+    assert (await post(engine, "/update_weights", {"update_info": {"path": str(engine.second)}}))[0] == 200
+    assert (await engine.client.health()).version == engine.version, "not before it is finished"
+    label = str(engine.version + 1)
+    assert (await post(engine, "/finish_weight_update", {"weight_version": label}))[0] == 200
+    context = [*prompt, *first.token_ids, 3]
+    second = await engine.client.generate(context, SamplingParams(max_tokens=4))
+    assert set(second.versions) == {engine.version + 1}
+    assert_same(second.logprobs, reference(engine.second, context, second.token_ids))
