@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import sys
 from typing import Any
 
@@ -11,10 +12,8 @@ from sandboxes.commands import ZygoteSandbox
 from sandboxes.zygote import ENVIRONMENT, INSIDE, python_command, uid_base
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-CONFIGURATION = tuple(
-    f"/etc/{name}"
-    for name in "ld.so.cache ld.so.conf ld.so.conf.d alternatives localtime fonts nsswitch.conf mime.types".split()
-)
+LIBRARIES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
+CONVENIENCES = ("/etc/fonts", "/etc/nsswitch.conf", "/etc/mime.types")
 ROOT = "/opt/sandbox"
 
 
@@ -26,7 +25,7 @@ def binds(site: list[str]) -> list[str]:
             arguments += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             arguments += ["--ro-bind", path, path]
-    for path in CONFIGURATION:
+    for path in (*LIBRARIES, *CONVENIENCES):
         arguments += ["--ro-bind-try", path, path]
     executable = os.path.dirname(os.path.dirname(os.path.realpath(sys.executable)))
     seen = ["/usr"]
@@ -43,7 +42,7 @@ def binds(site: list[str]) -> list[str]:
 def launch(options: dict[str, Any]) -> list[str]:
     """Return the command that starts a zygote in bubblewrap."""
     base = uid_base()
-    command = ["bwrap", "--die-with-parent", "--as-pid-1", "--new-session"]
+    command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--as-pid-1", "--new-session"]
     command += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     if base is None:
         command += ["--unshare-user", "--uid", "1000", "--gid", "1000", "--proc", "/proc"]

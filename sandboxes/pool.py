@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections import deque
 from types import TracebackType
 from typing import Self
@@ -37,6 +38,7 @@ class PythonPool:
         self._spares = spares
         self._zygote: Zygote | None = None
         self._ready: deque[Channel] = deque()
+        self._given: weakref.WeakSet[Channel] = weakref.WeakSet()
         self._refill: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._closed = False
@@ -71,10 +73,13 @@ class PythonPool:
 
     async def _drop(self) -> None:
         zygote, self._zygote = self._zygote, None
-        while self._ready:
-            self._ready.pop().abandon()
+        spares, self._ready = self._ready, deque()
         if zygote is not None:
             await zygote.close()
+        for channel in self._given:
+            channel.abandon()
+        for spare in spares:
+            await spare.close()
 
     def _top_up(self) -> None:
         if (self._refill is None or self._refill.done()) and len(self._ready) < self._spares:
@@ -86,11 +91,17 @@ class PythonPool:
                 self._ready.append(await self._zygote.fork(self._limits, python=True))
 
     async def _take(self) -> Channel:
-        zygote = await self._alive()
-        try:
-            return self._ready.popleft() if self._ready else await zygote.fork(self._limits, python=True)
-        finally:
-            self._top_up()
+        while True:
+            zygote = await self._alive()
+            try:
+                channel = self._ready.popleft() if self._ready else await zygote.fork(self._limits, python=True)
+                self._given.add(channel)
+                return channel
+            except SandboxFault:
+                if zygote.alive:
+                    raise  # else it died, perhaps long ago: start another
+            finally:
+                self._top_up()
 
     async def session(self) -> PythonSession:
         """Return a fresh interpreter; raises `SandboxFault` if none can be had here."""

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -107,6 +108,8 @@ class Channel:
                 pass
         finally:
             self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
 
     async def kill(self) -> None:
         """End a sandbox whose supervisor does not answer."""
@@ -128,11 +131,13 @@ class Zygote:
         self._control: socket.socket | None = None
         self._numbers = itertools.count(1)
         self._send_lock = asyncio.Lock()
+        self._broken = False
+        self._folder = ""
 
     @property
     def alive(self) -> bool:
         """Whether it can fork."""
-        return self._process is not None and self._process.returncode is None and self._control is not None
+        return self._process is not None and self._process.returncode is None and not self._broken
 
     async def start(self) -> None:
         """Start the process and wait until it is ready; raises `SandboxFault` with its own words if it is not."""
@@ -156,8 +161,9 @@ class Zygote:
         self._control = ours
         try:
             async with asyncio.timeout(START_S):
-                answer = await asyncio.get_running_loop().sock_recv(ours, 64)
-            if answer == b"ready":
+                answer = await asyncio.get_running_loop().sock_recv(ours, 4096)
+            if answer.startswith(b"ready "):
+                self._folder = os.fsdecode(answer[6:])
                 return
             assert self._process.stderr is not None
             async with asyncio.timeout(CLOSE_S):
@@ -180,6 +186,9 @@ class Zygote:
                     return
                 except BlockingIOError:
                     await asyncio.sleep(0.002)
+                except OSError:
+                    self._broken = True
+                    raise
         raise ConnectionError("the zygote is closed")
 
     async def fork(self, limits: Limits, *, python: bool) -> Channel:
@@ -234,3 +243,6 @@ class Zygote:
             if not isinstance(sys.exc_info()[1], TimeoutError):
                 raise
             await process.wait()
+        finally:
+            if self._folder:  # the zygote removes it, unless it was killed
+                await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)

@@ -388,6 +388,10 @@ class Supervisor:
     def serve(self) -> NoReturn:
         """Answer requests until the caller is gone. Never returns."""
         fd = self.caller.fileno()
+        # For `put`; what is started later has this limit and more.
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (self.limits["file_bytes"], resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+        )
         handlers = {"python": self.python, "run": self.command, "put": self.put, "get": self.get}
         wire.write_all(fd, wire.pack({"ready": True}))
         while True:

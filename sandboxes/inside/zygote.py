@@ -159,7 +159,7 @@ class Zygote:
         self.poll = select.poll()
         self.poll.register(self.wake_read, select.POLLIN)
         self.poll.register(self.control, select.POLLIN)
-        self.control.send(b"ready")
+        self.control.send(b"ready " + os.fsencode(self.folder))
         null = os.open(os.devnull, os.O_RDWR)
         for target in (1, 2):  # until now errors were for the caller to read
             os.dup2(null, target)

@@ -11,7 +11,6 @@ import pytest_asyncio
 from sandboxes.base import Limits, PythonResult, PythonSession, SandboxFault
 from sandboxes.pool import PythonPool
 
-
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -74,7 +73,7 @@ async def test_state_persists_from_call_to_call(python: PythonSession) -> None:
         "while True:\n    try:\n        while True: pass\n    except Exception: pass",
         "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
         "import time; time.sleep(60)",
-        "import signal\nfor s in set(signal.Signals) - {9, 19}:\n    signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+        "import signal\nfor s in set(signal.Signals) - {9, 19}: signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
         "10 ** 10 ** 10",
         "import threading\nthreading.Event().wait()",
         "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",

@@ -237,7 +237,7 @@ ISOLATION = {
     "the supervisor": "open('/proc/1/mem', 'rb').read(1)",
     "the supervisor's descriptors": "import os\nos.listdir('/proc/1/fd')",
     "kernel settings": "open('/proc/sys/kernel/hostname', 'w').write('x')",
-    "mounts": "import ctypes, os\nl = ctypes.CDLL(None)\nif l.mount(b'none', b'/tmp', b'tmpfs', 0, None): raise OSError",
+    "mounts": "import ctypes\nif ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None): raise OSError",
     "namespaces": "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000): raise OSError",
     "root": "import os\nos.setuid(0)",
 }

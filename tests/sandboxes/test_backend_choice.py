@@ -1,0 +1,93 @@
+"""The probe: "auto" never ends up without isolation, and says what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandboxes.base import SandboxFault
+from sandboxes.pool import PythonPool
+from sandboxes.probe import choose, probe
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_both_backends_are_probed_and_auto_takes_the_isolating_one() -> None:
+    assert [(status.name, status.available) for status in probe()] == [("bubblewrap", True), ("process", True)]
+    assert "network" in probe()[0].isolation
+    assert probe()[1].isolation == ()
+    assert choose() == "bubblewrap"
+    assert choose("process") == "process"
+
+
+def test_an_unknown_backend_names_those_that_exist() -> None:
+    with pytest.raises(SandboxFault, match="auto, bubblewrap, process"):
+        choose("firejail")
+
+
+async def test_a_pool_of_an_unknown_backend_says_so() -> None:
+    with pytest.raises(SandboxFault, match="firejail"):
+        await PythonPool("firejail").session()
+
+
+async def test_the_probe_can_be_called_inside_a_running_loop() -> None:
+    assert choose() == "bubblewrap"
+
+
+def without_bubblewrap(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "bin").mkdir()
+    environment = {**os.environ, "PATH": str(tmp_path / "bin"), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_auto_without_bubblewrap_says_how_to_get_it(tmp_path: Path) -> None:
+    done = without_bubblewrap(tmp_path, "-m", "sandboxes.probe")
+    assert done.returncode == 1
+    assert "apt-get install bubblewrap" in done.stdout
+    assert "'process' by name" in done.stdout
+
+
+def test_process_by_name_works_without_bubblewrap(tmp_path: Path) -> None:
+    done = without_bubblewrap(tmp_path, "-c", "from sandboxes.probe import choose; print(choose('process'))")
+    assert done.stdout == "process\n", done.stderr
+
+
+def test_a_bubblewrap_that_may_not_make_namespaces_is_not_available(tmp_path: Path) -> None:
+    fake = tmp_path / "bin" / "bwrap"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "sandboxes.probe"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "No permissions to create new namespace" in done.stdout
+    assert "sysctl" in done.stdout
+
+
+def test_help_describes_and_gives_an_example() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sandboxes.probe", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "example: python -m sandboxes.probe" in done.stdout
+
+
+def test_importing_the_package_needs_nothing_but_the_standard_library() -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); "
+    code += "import sandboxes.pool, sandboxes.probe; print('numpy' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code, str(ROOT)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "False\n", done.stderr
