@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -107,10 +108,8 @@ async def running_store(
             async with StoreClient(f"http://127.0.0.1:{int(port_file.read_text())}", timeout_s=10.0) as client:
                 drain = asyncio.create_task(process.stderr.read())
                 yield client, process
-        if kill:
-            process.kill()
-        else:
-            process.terminate()
+        if process.returncode is None:
+            process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
         async with asyncio.timeout(10):
             assert await process.wait() == (-9 if kill else 0)
             await drain

@@ -70,8 +70,19 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), behind=st.integers(0, 3))
     def put(self, data: st.DataObject, behind: int) -> None:
         ticket = self._pick(data)
-        ending = self.bench.put(ticket, max(self.issued_version[ticket.id], self.version - behind))
-        assert ending.outcome in ("accepted", "dropped")
+        self._finish(ticket, max(self.issued_version[ticket.id], self.version - behind))
+
+    @rule(count=st.integers(2, 8), slow=st.integers(0, 7))
+    def work(self, count: int, slow: int) -> None:
+        """What mostly happens: a few tickets are leased, and all that run are finished but one."""
+        self.lease(count)
+        for place, ticket in enumerate(list(self.running.values())):
+            self.bench.now += 1
+            if place != slow:
+                self._finish(ticket, self.version)
+
+    def _finish(self, ticket: Ticket, version: int) -> None:
+        assert self.bench.put(ticket, version).outcome in ("accepted", "dropped")
         del self.running[ticket.id]
         self.acknowledged.add(ticket.id)
 
@@ -122,6 +133,14 @@ class StoreMachine(RuleBasedStateMachine):
                 bound = self.config.max_lag + math.ceil((window - 1) / self.config.batch)
                 assert self.version - self.issued_version[episode.id] <= bound, "the staleness bound"
         self.open[name] = members
+
+    @rule(count=st.integers(2, 8), slow=st.integers(0, 7))
+    def work_and_train(self, count: int, slow: int) -> None:
+        """One turn of the whole loop, one episode staying behind."""
+        self.work(count, slow)
+        self.claim()
+        if self.open:
+            self.step("no")
 
     @precondition(lambda self: self.open)
     @rule(crash=st.sampled_from(["no", "no", "before the checkpoint", "before the commit", "before the publication"]))
@@ -206,12 +225,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _a_batch_comes(self) -> None:
         for _ in range(4):
-            while self.running or self.bench.lease(0) or self._lease_all():
+            while self.running or self._lease_all():
                 for ticket in list(self.running.values()):
                     self.bench.now += 1
-                    self.bench.put(ticket, self.version)
-                    del self.running[ticket.id]
-                    self.acknowledged.add(ticket.id)
+                    self._finish(ticket, self.version)
             if not self.open:
                 self.claim()
             if self.open:
@@ -225,7 +242,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestAnyInterleaving = StoreMachine.TestCase
 TestAnyInterleaving.__doc__ = (
