@@ -16,7 +16,7 @@ import sympy
 from envs.python_tir import expressions
 from envs.python_tir.answers import normalize, unwrap
 from envs.python_tir.expressions import Unreadable
-from envs.python_tir.reading import Leaf, Many, Matrix, Node, Relation, Union, Without, read
+from envs.python_tir.reading import CONDITION, Leaf, Many, Matrix, Node, Relation, Union, Without, read
 from envs.python_tir.units import Unit, split_unit
 
 _FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne"}
@@ -37,7 +37,7 @@ _SETS = {
     "all real numbers": sympy.S.Reals, "all reals": sympy.S.Reals, "all integers": sympy.S.Integers,
     "all positive integers": sympy.S.Naturals,
 }  # fmt: skip
-_WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}|\\text\{")
+_WORD = re.compile(rf"(?<![\\A-Za-z{{])[A-Za-z]{{4,}}|\\text\{{|{CONDITION.pattern}")
 _BASE = re.compile(r"([0-9A-Fa-f]+)_(?:\{(\d+)\}|(\d+))")
 _LETTER = re.compile(r"\(([A-J])\)(?![A-Za-z]).*|([A-J])[).:].*", re.DOTALL)
 _PREFIX = re.compile(r"(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s?[:=]?\s?\}?\s?", re.IGNORECASE)

@@ -69,6 +69,8 @@ _OPEN = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\langle": r"\rangle", r"\
 _CLOSE = {")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"}
 _RELATIONS = {"=", "<", ">", r"\le", r"\ge", r"\ne", r"\in"}
 _MATRIX = re.compile(r"\\begin\{([pb]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
+CONDITION = re.compile(r"(?<![\\A-Za-z])(?:if|when|where|otherwise|unless|for)(?![A-Za-z])")
+"""What follows is a condition: the whole is a sentence, and its equals signs are part of it."""
 MAX_DEPTH = 12
 """Brackets nested deeper than this are left to the leaves: no answer needs them, and recursion ends."""
 
@@ -128,6 +130,8 @@ def read(text: str, depth: int = 0) -> Node:
             if not members:
                 return Leaf(text)
             return members[0] if len(members) == 1 else Many("", "", members, words.pop() if len(words) == 1 else "")
+    if CONDITION.search(text):
+        return Leaf(text)
     pieces, found = _split(text, _RELATIONS | {r"\approx", r"\equiv"})
     if r"\equiv" in found:
         return Leaf(text)

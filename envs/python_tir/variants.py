@@ -93,7 +93,8 @@ def rewritten(gold: str) -> str | None:
         number = int(value)
         return rf"\boxed{{{f'{number:,}' if abs(number) >= 1000 else f'{number}.0'}}}"
     if has_words(gold):
-        return rf"\boxed{{{text.upper()}}}" if re.fullmatch(r"[A-Za-z ]+", text) else None
+        louder = re.sub(r"[A-Za-z]{2,}", lambda word: word.group().upper(), text)  # single letters are variables
+        return rf"\boxed{{{louder}}}" if re.fullmatch(r"[A-Za-z ]+", text) else None
     members = split_list(text)
     if members is not None:
         return rf"\boxed{{{', '.join(members[:0:-1])} \text{{ and }} {members[0]}}}"

@@ -159,6 +159,7 @@ SIBLINGS_DIFFERENT = r"""
 R\text{ cm} ~ r\text{ cm}
 1 if even, 2 if odd ~ 2 if even, 1 if odd
 (D) 42 ~ \text{(C)}
+T(p,q)=7 if (p,q)=(0,0), p+q otherwise ~ T(p,q)=0 if (p,q)=(0,0), p+q otherwise
 5 cm ~ 5\text{ cm}^2
 5 apples ~ 5 pears
 5 hours ~ 5 minutes
