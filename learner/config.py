@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agent.runtime_config import EnvConfig, SamplingConfig, StageLimits
-from learner.algorithms import Algorithm, get_algorithm
+from learner.algorithms import Algorithm, CriticSettings, get_algorithm
 
 
 class RecipeError(ValueError):
@@ -81,10 +81,10 @@ class SFTConfig(_Section):
     """
 
     traces: Path | None = None
-    clean_traces: int = 12_000
+    clean_traces: int = 20_000
     imperfect_traces: int = 2_000
     error_rate: float = Field(default=0.3, ge=0, le=1)
-    clean_steps: int = 740
+    clean_steps: int = 1000
     imperfect_steps: int = 60
     batch_size: int = 32
     optimizer: OptimizerConfig = OptimizerConfig(lr=5e-3, betas=(0.9, 0.98), warmup_steps=20, final_lr_ratio=0.1)
@@ -133,10 +133,12 @@ class LearnerConfig(_Section):
     def resolve(self) -> Algorithm:
         """The preset with this recipe's own numbers in place."""
         preset = get_algorithm(self.algorithm)
-        own = {k: v for k in ("eps_low", "eps_high", "gamma", "alpha") if (v := getattr(self, k)) is not None}
-        critic = {"updates": self.critic_updates, "trainable": self.critic_trainable}
+        own: dict[str, Any] = {
+            k: v for k in ("eps_low", "eps_high", "gamma", "alpha") if (v := getattr(self, k)) is not None
+        }
         if preset.critic is not None:
-            own["critic"] = replace(preset.critic, **{k: v for k, v in critic.items() if v is not None})
+            updates = self.critic_updates or preset.critic.updates
+            own["critic"] = CriticSettings(updates, self.critic_trainable or preset.critic.trainable)
         return replace(preset, **own)
 
     @model_validator(mode="after")
@@ -149,6 +151,8 @@ class LearnerConfig(_Section):
             )
         if self.truncation == "bootstrap" and not algorithm.needs_critic:
             raise ValueError(f"truncation 'bootstrap' needs a critic, and {self.algorithm!r} has none")
+        if self.evaluate_every < 1 or self.checkpoint_every < 1:
+            raise ValueError("evaluate_every and checkpoint_every must be at least 1")
         return self
 
 
@@ -167,10 +171,10 @@ class RuntimeSection(_Section):
 
     launch: bool = True
     concurrency: int = Field(default=64, ge=1)
-    sampling: SamplingConfig = SamplingConfig()  # type: ignore[call-arg]
+    sampling: SamplingConfig = SamplingConfig()
     max_tokens_per_turn: int = Field(default=1024, ge=1)
     max_context_tokens: int = Field(default=4096, ge=2)
-    limits: StageLimits = StageLimits()  # type: ignore[call-arg]
+    limits: StageLimits = StageLimits()
 
 
 class StoreSection(_Section):
@@ -232,6 +236,11 @@ class Recipe(_Section):
             raise ValueError("runtime.max_context_tokens is larger than engine.max_context")
         if self.store.max_ready is not None and self.store.max_ready < self.learner.batch_size:
             raise ValueError("store.max_ready is smaller than learner.batch_size: a batch could never fill")
+        if self.learner.checkpoint_every > self.store.max_lag + 1:
+            raise ValueError(
+                f"learner.checkpoint_every {self.learner.checkpoint_every} is above store.max_lag + 1: claims are "
+                "committed with a checkpoint, so the staleness budget would run dry before the next one"
+            )
         algorithm = self.learner.resolve()
         if self.store.order != "completion" and algorithm.samples_per_prompt > 1:
             raise ValueError(

@@ -6,6 +6,8 @@ behind it, so no attention mask is needed and every attention implementation wor
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -28,9 +30,9 @@ class PolicyForward(nn.Module):
     computed again in the backward pass: memory is bounded by chunk x vocabulary, whatever the length.
     """
 
-    def __init__(self, model: nn.Module, *, temperature: float = 1.0, chunk: int = 8192) -> None:
+    def __init__(self, model: Any, *, temperature: float = 1.0, chunk: int = 8192) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
         self.temperature = temperature
         self.chunk = chunk
 

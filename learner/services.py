@@ -138,6 +138,7 @@ async def _start_runtime(services: Services, recipe: Recipe, model: Path, urls: 
         "env": recipe.env.model_dump(mode="json"),
         "evaluation_env": (recipe.evaluation.env or recipe.env).model_dump(mode="json"),
         "worker": f"{recipe.name}-0",
+        "spool": str(folder / "undelivered"),
         **section.model_dump(mode="json", exclude={"launch"}),
     }
     process = await _spawn(services, "runtime", ["-m", "agent.runtime", "--exit-with-parent"], folder, stdin=PIPE)
