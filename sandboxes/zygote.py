@@ -43,6 +43,8 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
+    # Symbols resolved once by the zygote, not again in each of its children.
+    "LD_BIND_NOW": "1",
 }
 # Far from users, from systemd's dynamic users and from the ranges that container managers give away.
 UID_BASE = 1_900_000_000

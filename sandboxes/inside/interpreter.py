@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import collections
+import contextlib
 import io
 import itertools
 import linecache
@@ -160,6 +161,15 @@ def _flush(stream: Any) -> None:
         stream.flush()
     except BaseException:
         return
+
+
+def warm_up() -> None:
+    """Do once, in the zygote, what the first cell of every interpreter would have to do again."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        for cell in ("from math import gcd\ndef f(x): return [gcd(i, x) for i in range(3)]\nf(6)", "1 / 0", "x = ("):
+            _run_cell(cell, "<warm-up>", {"__builtins__": builtins})
+    "\ud800".encode("utf-8", "backslashreplace")
+    linecache.clearcache()
 
 
 def serve(fd: int) -> NoReturn:

@@ -14,7 +14,7 @@ UID_INSIDE = 1000
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 0x4000, 0x40000
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_CAPBSET_DROP = 1, 4, 8, 24
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS = 1, 4, 8
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
 CAPABILITY_VERSION_3 = 0x20080522
 CAP_DAC_READ_SEARCH = 2
@@ -103,10 +103,7 @@ def furnish(limits: dict[str, Any]) -> None:
 
 
 def drop_privileges() -> None:
-    """Give up every capability for good, and hide this process from debuggers inside."""
-    for capability in range(64):
-        if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
-            break
+    """Give up every capability; without new privileges and namespaces there is no way to get one back."""
     set_capabilities(0)
     prctl(PR_SET_NO_NEW_PRIVS, 1, "no new privileges")
 

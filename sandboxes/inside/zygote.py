@@ -20,7 +20,7 @@ import tempfile
 import traceback
 from typing import Any, NoReturn
 
-from . import namespaces
+from . import interpreter, namespaces
 from .supervisor import Supervisor
 
 PRELOADED = ("collections", "fractions", "functools", "itertools", "json", "math", "random", "re", "string")
@@ -214,6 +214,8 @@ def main(arguments: list[str]) -> NoReturn:
     if options["preload"]:
         for name in PRELOADED:
             importlib.import_module(name)
+        interpreter.warm_up()
+    os.environ.pop("LD_BIND_NOW", None)
     if not options["isolate"]:
         namespaces.die_with_parent(signal.SIGTERM)
         namespaces.subreaper()
