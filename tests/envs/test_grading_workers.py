@@ -128,7 +128,7 @@ def test_no_worker_is_a_fault_and_no_wrong_answer(grader: Grader, monkeypatch: p
 async def test_close_ends_what_is_in_flight() -> None:
     grader = Grader(workers=1, timeout_s=60.0)
     assert await grader.grade(HALF, "0.5")
-    waiting = [asyncio.create_task(grader.grade(action, "0.5")) for action in (POWERS, HALF)]
+    waiting = [asyncio.create_task(grader.grade(action, "0.5")) for action in (SUM, HALF)]
     await asyncio.sleep(0)  # both are queued
     await asyncio.wait_for(grader.close(), 5)
     for outcome in await asyncio.gather(*waiting, return_exceptions=True):
@@ -139,7 +139,7 @@ async def test_close_ends_what_is_in_flight() -> None:
 
 
 async def test_cancelled_caller_leaves_the_grader_usable(grader: Grader) -> None:
-    task = asyncio.create_task(grader.grade(POWERS, "0.5"))
+    task = asyncio.create_task(grader.grade(SUM, "0.5"))
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(task, 0.2)
     assert await grader.grade(HALF, "0.5")
@@ -151,7 +151,7 @@ from envs.python_tir.grading import Grader
 grader = Grader(workers=1, timeout_s=600)
 assert grader.grade_sync(r"\\boxed{2/4}", "0.5")
 if sys.argv[1] == "busy":
-    threading.Thread(target=grader.grade_sync, args=(r"\\boxed{2^{2^{2^{2^{10}}}}}", "1"), daemon=True).start()
+    threading.Thread(target=grader.grade_sync, args=(r"\\boxed{\\int_0^1 x^{x^{x^x}} dx}", "1"), daemon=True).start()
 import psutil
 print(psutil.Process().children()[0].pid, flush=True)
 if sys.argv[1] != "leave":
