@@ -15,6 +15,7 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 LIBRARIES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
 CONVENIENCES = ("/etc/fonts", "/etc/nsswitch.conf", "/etc/mime.types")
 ROOT = "/opt/sandbox"
+PROC = f"{ROOT}/proc"
 
 
 def binds(site: list[str]) -> list[str]:
@@ -49,10 +50,11 @@ def launch(options: dict[str, Any]) -> list[str]:
     else:
         # A zygote that is root gives each sandbox a user of its own. bubblewrap covers parts of a /proc that root
         # could write to, and over a covered /proc no sandbox may mount its own; so this one is the caller's, seen by
-        # the zygote alone.
+        # the zygote alone, as is the zygote's own beside it.
         for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
             command += ["--cap-add", capability]
         command += ["--bind", "/proc", "/proc"]
+        command += ["--perms", "0755", "--dir", "/opt", "--perms", "0755", "--dir", ROOT, "--proc", PROC]
     command += ["--clearenv"]
     for name, value in ENVIRONMENT.items():
         command += ["--setenv", name, value]
@@ -61,6 +63,7 @@ def launch(options: dict[str, Any]) -> list[str]:
     command += ["--ro-bind", INSIDE, f"{ROOT}/inside"]
     command += ["--remount-ro", "/", "--chdir", "/", "--hostname", "sandbox"]
     options = {**options, "isolate": True, "uid_base": base, "keep_reading": False, "folder": None}
+    options["proc"] = None if base is None else PROC
     return [*command, "--", *python_command(ROOT, options)]
 
 

@@ -28,7 +28,7 @@ def launch(options: dict[str, Any]) -> list[str]:
     keep_reading = base is not None and not all(map(readable_by_all, folders))
     return python_command(
         os.path.dirname(INSIDE),
-        {**options, "isolate": False, "uid_base": base, "keep_reading": keep_reading, "folder": None},
+        {**options, "isolate": False, "uid_base": base, "keep_reading": keep_reading, "proc": None, "folder": None},
     )
 
 

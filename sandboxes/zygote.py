@@ -139,7 +139,15 @@ class Zygote:
     @property
     def alive(self) -> bool:
         """Whether it can fork."""
-        return self._process is not None and self._process.returncode is None and not self._broken
+        if self._process is None or self._control is None or self._broken:
+            return False
+        try:  # its exit status may take a moment longer to arrive than the end of its socket
+            self._broken = self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._broken = True
+        return not self._broken
 
     async def start(self) -> None:
         """Start the process and wait until it is ready; raises `SandboxFault` with its own words if it is not."""

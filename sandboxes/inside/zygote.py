@@ -20,7 +20,7 @@ import tempfile
 import traceback
 from typing import Any, NoReturn
 
-from . import interpreter, namespaces
+from . import interpreter, namespaces, wire
 from .supervisor import Supervisor
 
 PRELOADED = ("collections", "fractions", "functools", "itertools", "json", "math", "random", "re", "string")
@@ -28,7 +28,7 @@ MESSAGE_MAX = 1 << 16
 
 
 class Zygote:
-    """See the module. `options`: isolate (namespaces or not), uid_base (None: keep the user), keep_reading, site."""
+    """See the module. `options`: isolate (namespaces or not), uid_base (None: keep the user), ..."""
 
     def __init__(self, control: socket.socket, options: dict[str, Any]) -> None:
         self.control = control
@@ -36,7 +36,8 @@ class Zygote:
         self.uid_base: int | None = options["uid_base"]
         self.keep_reading: bool = options["keep_reading"]
         self.pids: dict[int, int] = {}  # sandbox id -> process id of its supervisor
-        self.announced: dict[int, int] = {}  # pipe -> sandbox id, until the supervisor's process id has come
+        self.proc: str | None = options["proc"]
+        self.null = os.open(os.devnull, os.O_RDWR)
         self.folder = "" if self.isolate else tempfile.mkdtemp(prefix="sandbox-", dir=options["folder"])
         if self.folder:
             os.chmod(self.folder, 0o711)
@@ -47,37 +48,27 @@ class Zygote:
     def fork(self, message: dict[str, Any], fd: int) -> None:
         """Fork the supervisor of sandbox `message["id"]`; it says "ready", or why not, on `fd` itself."""
         number = message["id"]
-        read_end, write_end = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                self._child(message, fd, write_end)
-            except OSError as error:
-                namespaces.report_and_exit(fd, error)
-            finally:
-                os._exit(1)
-        os.close(fd)
-        os.close(write_end)
-        if self.isolate:
-            self.announced[read_end] = number
-            self.poll.register(read_end, select.POLLIN)
-        else:
-            os.close(read_end)
+        uid = None if self.uid_base is None else self.uid_base + number % 60000
+        zygote = os.getpid()
+        try:
+            pid = namespaces.clone(self.proc, uid) if self.isolate else os.fork()
+            if pid == 0:
+                self._child(message, fd, uid)
             self.pids[number] = pid
+        except OSError as error:
+            report(fd, error)
+        finally:
+            if os.getpid() != zygote or pid == 0:
+                os._exit(1)
+            os.close(fd)
 
-    def _child(self, message: dict[str, Any], fd: int, announce: int) -> None:
+    def _child(self, message: dict[str, Any], fd: int, uid: int | None) -> NoReturn:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         number, limits = message["id"], message["limits"]
-        uid = None if self.uid_base is None else self.uid_base + number % 60000
         if self.isolate:
-            namespaces.enter(uid)
-            pid = os.fork()
-            if pid:
-                os.write(announce, b"%d" % pid)
-                os._exit(0)
-            namespaces.furnish(limits)
+            namespaces.furnish(limits, self.proc)
             processes = limits["processes"] + 1
             os.chdir("/tmp")
         else:
@@ -85,9 +76,8 @@ class Zygote:
         namespaces.prctl(namespaces.PR_SET_DUMPABLE, 0, "dumpable")
         os.setsid()
         os.dup2(fd, 3)
-        null = os.open(os.devnull, os.O_RDWR)
         for target in (0, 1, 2):
-            os.dup2(null, target)
+            os.dup2(self.null, target)
         os.closerange(4, 4096)
         supervisor = Supervisor(socket.socket(fileno=3), limits, init=self.isolate, processes=processes)
         if message["python"]:
@@ -156,26 +146,17 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         stop: list[int] = []
         signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
-        self.poll = select.poll()
-        self.poll.register(self.wake_read, select.POLLIN)
-        self.poll.register(self.control, select.POLLIN)
+        poll = select.poll()
+        poll.register(self.wake_read, select.POLLIN)
+        poll.register(self.control, select.POLLIN)
         self.control.send(b"ready " + os.fsencode(self.folder))
-        null = os.open(os.devnull, os.O_RDWR)
         for target in (1, 2):  # until now errors were for the caller to read
-            os.dup2(null, target)
-        os.close(null)
+            os.dup2(self.null, target)
         while not stop:
-            for fd, _ in self.poll.poll():
+            for fd, _ in poll.poll():
                 if fd == self.wake_read:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self.wake_read, 4096)
-                elif fd in self.announced:
-                    pid = os.read(fd, 32)
-                    number = self.announced.pop(fd)
-                    if pid:
-                        self.pids[number] = int(pid)
-                    self.poll.unregister(fd)
-                    os.close(fd)
                 else:
                     data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_MAX, 1, socket.MSG_CMSG_CLOEXEC)
                     if not data:
@@ -185,8 +166,7 @@ class Zygote:
                         self.fork(message, fds[0])
                     else:
                         self.kill(message["id"])
-            if not self.announced:  # else a supervisor could be reaped before it is known
-                self.reap()
+            self.reap()
 
     def leave(self) -> NoReturn:
         """Kill everything below and end. In a PID namespace the kernel does the killing."""
@@ -194,6 +174,12 @@ class Zygote:
             Supervisor(self.control, {}, init=False, processes=0).sweep()
             shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(0)
+
+
+def report(fd: int, error: OSError) -> None:
+    """Tell the caller on `fd` why a sandbox could not be made."""
+    with contextlib.suppress(OSError):
+        wire.write_all(fd, wire.pack({"ready": False, "error": str(error)}))
 
 
 def count_tasks(uid: int) -> int:
@@ -220,6 +206,8 @@ def main(arguments: list[str]) -> NoReturn:
         namespaces.die_with_parent(signal.SIGTERM)
         namespaces.subreaper()
         os.setsid()
+    if options["uid_base"] is not None:
+        os.setgroups([])
     zygote = Zygote(socket.socket(fileno=0), options)
     # What is alive now is shared by all children for good: keep the collector from touching, and so copying, it.
     gc.collect()
