@@ -22,6 +22,7 @@ from envs.python_tir.grading import Grader
 POWERS = r"\boxed{2^{2^{2^{2^{10}}}}}"
 SUM = r"\boxed{\sum_{n=1}^{10^{10}} \frac{1}{n^{n}+\sin n}}"
 NESTED = rf"\boxed{{{'(' * 2000}1{')' * 2000}}}"
+ROOT = r"\sqrt{2}"  # no plain number: a calculation is worked out before it is refused
 HALF = r"\boxed{\frac{2}{4}}"
 
 
@@ -49,23 +50,19 @@ async def test_hostile_answer_is_wrong_within_the_clock(grader: Grader, action: 
     """Case E8."""
     assert await grader.grade(HALF, "0.5")  # the worker is up
     started = time.monotonic()
-    assert await grader.grade(action, "42") is False
+    assert await grader.grade(action, ROOT) is False
     assert time.monotonic() - started < 1.0 + 1.5
 
 
 async def test_hostile_answer_costs_only_itself() -> None:
     """Case E8: answers queued behind it are graded by a new worker."""
     grader = Grader(workers=2, timeout_s=1.0)
-    actions = [HALF, POWERS, HALF, SUM, HALF, r"\boxed{2/5}", HALF]
-    assert await asyncio.gather(*(grader.grade(a, "0.5") for a in actions)) == [
-        True,
-        False,
-        True,
-        False,
-        True,
-        False,
-        True,
-    ]
+    right = r"\boxed{\frac{\sqrt{8}}{2}}"
+    actions = [right, SUM, right, POWERS, right, r"\boxed{1.41}", SUM, right]
+    started = time.monotonic()
+    verdicts = await asyncio.gather(*(grader.grade(action, ROOT) for action in actions))
+    assert verdicts == [action == right for action in actions]
+    assert time.monotonic() - started >= 1.0  # the sums ran into the clock: workers were killed
     await grader.close()
     await grader.close()
     assert workers() == []
@@ -128,7 +125,7 @@ def test_no_worker_is_a_fault_and_no_wrong_answer(grader: Grader, monkeypatch: p
 async def test_close_ends_what_is_in_flight() -> None:
     grader = Grader(workers=1, timeout_s=60.0)
     assert await grader.grade(HALF, "0.5")
-    waiting = [asyncio.create_task(grader.grade(action, "0.5")) for action in (SUM, HALF)]
+    waiting = [asyncio.create_task(grader.grade(action, ROOT)) for action in (SUM, HALF)]
     await asyncio.sleep(0)  # both are queued
     await asyncio.wait_for(grader.close(), 5)
     for outcome in await asyncio.gather(*waiting, return_exceptions=True):
@@ -139,7 +136,7 @@ async def test_close_ends_what_is_in_flight() -> None:
 
 
 async def test_cancelled_caller_leaves_the_grader_usable(grader: Grader) -> None:
-    task = asyncio.create_task(grader.grade(SUM, "0.5"))
+    task = asyncio.create_task(grader.grade(SUM, ROOT))
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(task, 0.2)
     assert await grader.grade(HALF, "0.5")
@@ -151,7 +148,8 @@ from envs.python_tir.grading import Grader
 grader = Grader(workers=1, timeout_s=600)
 assert grader.grade_sync(r"\\boxed{2/4}", "0.5")
 if sys.argv[1] == "busy":
-    threading.Thread(target=grader.grade_sync, args=(r"\\boxed{\\int_0^1 x^{x^{x^x}} dx}", "1"), daemon=True).start()
+    slow = (r"\\boxed{\\int_0^1 x^{x^{x^x}} dx}", r"\\sqrt{2}")
+    threading.Thread(target=grader.grade_sync, args=slow, daemon=True).start()
 import psutil
 print(psutil.Process().children()[0].pid, flush=True)
 if sys.argv[1] != "leave":
