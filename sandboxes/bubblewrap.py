@@ -43,7 +43,9 @@ def binds(site: list[str]) -> list[str]:
 def launch(options: dict[str, Any]) -> list[str]:
     """Return the command that starts a zygote in bubblewrap."""
     base = uid_base()
-    command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--as-pid-1", "--new-session"]
+    # Not --die-with-parent: killed while it starts, bubblewrap leaves its inner half waiting for ever. The zygote
+    # watches for the caller's end itself.
+    command = [shutil.which("bwrap") or "bwrap", "--as-pid-1", "--new-session"]
     command += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     if base is None:
         command += ["--unshare-user", "--uid", "1000", "--gid", "1000", "--proc", "/proc"]

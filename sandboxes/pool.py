@@ -28,7 +28,7 @@ class PythonPool:
     fork with its own processes, /tmp and /dev/shm, and what one episode leaves no other sees. Everything ends with
     `close()`, and with the death of this process, by SIGKILL too.
 
-    One pool belongs to one event loop (and its thread): make a second pool for a second loop. The zygote is started by
+    One pool belongs to one event loop: make a second pool for a second loop. The zygote is started by
     the first `session()` or by `async with`.
     """
 

@@ -2,7 +2,7 @@
 
     new ──start()──▶ alive ──fork()*──▶ alive ──close() | it dies──▶ dead: all its sandboxes are gone
 
-A zygote belongs to the event loop, and to the thread, it was started in: it dies with that thread.
+A zygote belongs to the event loop it was started in, and ends with the process it was started by.
 """
 
 from __future__ import annotations
@@ -153,21 +153,33 @@ class Zygote:
         """Start the process and wait until it is ready; raises `SandboxFault` with its own words if it is not."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        options = {"preload": self._preload, "site": site_packages()}
-        command = self._launcher(options)
-        try:
-            self._process = await asyncio.create_subprocess_exec(
+        # The zygote watches this process, not only its socket, of which a fork of this process may hold a copy.
+        caller = os.pidfd_open(os.getpid())
+        command = self._launcher({"preload": self._preload, "site": site_packages(), "caller": caller})
+        spawning = asyncio.create_task(
+            asyncio.create_subprocess_exec(
                 *command,
                 stdin=theirs.fileno(),
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
+                pass_fds=(caller,),
                 env=ENVIRONMENT,
             )
+        )
+        try:
+            # Cancelled, asyncio would kill a half-started bubblewrap, whose other half then waits for ever.
+            self._process = await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            ours.close()
+            self._process = await spawning
+            await self.close()
+            raise
         except OSError as error:
             ours.close()
             raise SandboxFault(f"cannot start {command[0]}: {error}") from error
         finally:
             theirs.close()
+            os.close(caller)
         self._control = ours
         try:
             async with asyncio.timeout(START_S):
@@ -246,12 +258,9 @@ class Zygote:
         try:
             async with asyncio.timeout(CLOSE_S):
                 await process.wait()
-        except BaseException:
-            # In the bubblewrap backend this takes everything below along, in the other what listens no more.
+        except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            if not isinstance(sys.exc_info()[1], TimeoutError):
-                raise
             await process.wait()
         finally:
             if self._folder:  # the zygote removes it, unless it was killed

@@ -62,9 +62,9 @@ def subreaper() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1, "subreaper")
 
 
-def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Be sent signal `number` when the parent ends."""
-    prctl(PR_SET_PDEATHSIG, number, "parent death signal")
+def die_with_parent() -> None:
+    """Be killed when the parent ends."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, "parent death signal")
 
 
 def become(uid: int) -> None:

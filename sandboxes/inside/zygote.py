@@ -1,7 +1,8 @@
 """The zygote: a Python process with its modules loaded that forks one supervisor for every sandbox asked for.
 
 Control messages come on descriptor 0 as JSON datagrams (`SOCK_SEQPACKET`): `fork` carries the socket that the new
-supervisor shall serve. At the end of that stream the zygote kills everything below it, removes its folder and ends.
+supervisor shall serve. At the end of that stream, or of the caller's process (`options["caller"]` is its pidfd), the
+zygote kills everything below it, removes its folder and ends.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Zygote:
         self.keep_reading: bool = options["keep_reading"]
         self.pids: dict[int, int] = {}  # sandbox id -> process id of its supervisor
         self.proc: str | None = options["proc"]
+        self.caller: int = options["caller"]
         self.null = os.open(os.devnull, os.O_RDWR)
         self.folder = "" if self.isolate else tempfile.mkdtemp(prefix="sandbox-", dir=options["folder"])
         if self.folder:
@@ -149,6 +151,7 @@ class Zygote:
         poll = select.poll()
         poll.register(self.wake_read, select.POLLIN)
         poll.register(self.control, select.POLLIN)
+        poll.register(self.caller, select.POLLIN)
         self.control.send(b"ready " + os.fsencode(self.folder))
         for target in (1, 2):  # until now errors were for the caller to read
             os.dup2(self.null, target)
@@ -157,6 +160,8 @@ class Zygote:
                 if fd == self.wake_read:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self.wake_read, 4096)
+                elif fd == self.caller:
+                    return
                 else:
                     data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_MAX, 1, socket.MSG_CMSG_CLOEXEC)
                     if not data:
@@ -202,8 +207,10 @@ def main(arguments: list[str]) -> NoReturn:
             importlib.import_module(name)
         interpreter.warm_up()
     os.environ.pop("LD_BIND_NOW", None)
-    if not options["isolate"]:
-        namespaces.die_with_parent(signal.SIGTERM)
+    os.set_inheritable(options["caller"], False)
+    if options["isolate"]:
+        namespaces.die_with_parent()  # that is bubblewrap, which waits outside
+    else:
         namespaces.subreaper()
         os.setsid()
     if options["uid_base"] is not None:

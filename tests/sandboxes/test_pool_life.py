@@ -136,7 +136,7 @@ async def test_nothing_survives_the_death_of_the_caller(backend: str, number: in
     finally:
         if caller.returncode is None:
             caller.kill()
-        await caller.wait()
+        await caller.communicate()
     deadline = time.monotonic() + 5
     while folders() - files and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
@@ -151,9 +151,10 @@ async def test_a_dead_zygote_is_replaced(backend: str) -> None:
         session = await pool.session()
         await session.run("x = 1")
         before = descendants()
-        for process in psutil.Process().children():
-            if any("inside.zygote" in part for part in process.cmdline()):
-                process.kill()
+        zygotes = [p for p in psutil.Process().children() if any("inside.zygote" in part for part in p.cmdline())]
+        assert len(zygotes) == 1
+        zygotes[0].kill()
+        assert await gone(zygotes) == []
         if backend == "bubblewrap":  # everything dies with its process 1
             assert await gone(before) == []
             assert (await session.run("x")).state_lost
@@ -184,17 +185,96 @@ async def test_a_cancelled_call_ends_its_processes_and_the_next_one_tells(backen
         assert not (await session.run("1")).state_lost
 
 
-async def test_a_cancelled_start_leaves_nothing() -> None:
-    """Cancellation while the zygote comes up, and while a fork is on its way."""
-    before = set(descendants())
-    for delay in (0.0, 0.001, 0.01, 0.03, 0.1):
-        pool = PythonPool("bubblewrap", spares=2)
+def zygotes_anywhere(marker: str) -> list[psutil.Process]:
+    """All processes that were started by this test run for `marker`, orphans too."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(marker in part for part in process.info["cmdline"] or []) and is_alive(process):
+            found.append(process)
+    return found
+
+
+@BACKENDS
+async def test_a_cancelled_start_leaves_nothing(backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Cancellation while the zygote comes up, and while a fork is on its way; orphans would have lost their parent."""
+    packages = tmp_path / "site-packages"  # a path that is on the command line of the zygotes of this test only
+    packages.mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
+    for delay in (0.0, 0.0, 0.001, 0.002, 0.003, 0.005, 0.01, 0.03, 0.1):
+        pool = PythonPool(backend, spares=2)
         starting = asyncio.create_task(pool.session())
         await asyncio.sleep(delay)
         starting.cancel()
         await asyncio.wait([starting])
         await pool.close()
-    assert await gone([p for p in descendants() if p not in before], 3) == []
+    assert await gone(zygotes_anywhere(str(packages)), 3) == []
+
+
+@BACKENDS
+async def test_a_caller_killed_while_the_zygote_starts_leaves_nothing(backend: str, tmp_path: Path) -> None:
+    """SIGKILL at any moment of the start."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    for delay in (0.0, 0.003, 0.006, 0.01, 0.02, 0.05):
+        caller = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", STARTER, backend, str(packages), stdout=asyncio.subprocess.PIPE, cwd=ROOT
+        )
+        assert caller.stdout is not None
+        assert await asyncio.wait_for(caller.stdout.readline(), 30) == b"starting\n"
+        await asyncio.sleep(delay)
+        caller.kill()
+        await caller.communicate()
+    assert await gone(zygotes_anywhere(str(packages)), 10) == []
+
+
+STARTER = """
+import asyncio, sys
+from sandboxes.pool import PythonPool
+from sandboxes.probe import launcher
+from sandboxes.zygote import Zygote
+sys.path.append(sys.argv[2])
+async def main():
+    zygote = Zygote(launcher(sys.argv[1]), preload=True)
+    print("starting", flush=True)
+    await zygote.start()
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@BACKENDS
+async def test_a_fork_of_the_caller_does_not_keep_the_sandboxes_alive(backend: str) -> None:
+    """A child that was forked holds copies of the sockets; the zygote watches the caller itself."""
+    caller = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FORKER, backend, stdout=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    assert caller.stdout is not None
+    fork = psutil.Process(int(await asyncio.wait_for(caller.stdout.readline(), 30)))
+    below = [p for p in psutil.Process(caller.pid).children(recursive=True) if p != fork]
+    assert len(below) >= 3
+    caller.kill()
+    try:
+        assert await gone(below) == []
+        assert is_alive(fork)
+    finally:
+        fork.kill()
+        await caller.communicate()
+
+
+FORKER = """
+import asyncio, os, sys, time
+from sandboxes.pool import PythonPool
+async def main():
+    pool = PythonPool(sys.argv[1], spares=1)
+    session = await pool.session()
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
 
 
 async def test_calls_of_one_session_queue_and_of_many_do_not() -> None:
