@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
 import shutil
 import sys
 import threading
@@ -59,8 +58,18 @@ async def _try(backend: type[ZygoteSandbox]) -> str:
     return f"{sys.executable} does not run inside (are its folders readable for all users?): {result.stderr[-500:]}"
 
 
-@functools.cache
+_working: dict[str, BackendStatus] = {}
+
+
 def _status(name: str) -> BackendStatus:
+    """Probe one backend; only success is remembered, for a busy machine may fail once."""
+    status = _working.get(name) or _probe(name)
+    if status.available:
+        _working[name] = status
+    return status
+
+
+def _probe(name: str) -> BackendStatus:
     if sys.platform != "linux":
         return BackendStatus(name, False, "sandboxes need Linux")
     if name == "bubblewrap" and shutil.which("bwrap") is None:
