@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-_WIDTH = 118
+_WIDTH = 128
 
 
 def machine() -> dict[str, Any]:
@@ -33,7 +33,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note
         console = Console(width=_WIDTH)
     table = Table(title=title, title_justify="left", header_style="bold")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
+        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
     for row in rows:
         table.add_row(*row)
     console.print(table)
