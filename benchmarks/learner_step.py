@@ -260,8 +260,8 @@ def notes(rows: Sequence[dict[str, Any]], threads: int) -> list[str]:
         f"actions, {statistics.fmean(r['gated_share'] for r in rows):.2%} of those gated.",
         "parameters: of the policy, embeddings included; the critic has as many again. tokens: whole episodes, prompts "
         "and observations included, padding not.",
-        "cores used: CPU time over wall-clock; where it is below the threads, others had the CPU, and tokens/s / cores is "
-        "what a quiet machine gives.",
+        "cores used: CPU time over wall-clock; where it is below the threads, others had the CPU, and tokens/s / cores "
+        "is what a quiet machine gives.",
         f"Shares of a step's time. critic updates: {updates} forwards and backwards with targets and optimiser (only "
         "experts and head are trained, the gradient still passes the attention). values: one more forward. advantages: "
         "the maths of the whole batch. policy: forward, backward, optimiser. batch, rest: episodes to tensors, "
