@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import re
 import shutil
@@ -18,10 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 _NAME = re.compile(r"step_(\d+)$")
+# What safetensors, torch.load and json raise on files that are missing, cut short or of another kind.
+_DAMAGED = (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError)
 
 
 class CheckpointError(RuntimeError):
@@ -58,11 +62,13 @@ def save_checkpoint(
     """
     target = folder / f"step_{progress.step:05d}"
     scratch = folder / f".writing_{progress.step:05d}_{os.getpid()}"
+    for left in folder.glob(".writing_*"):  # of a process that was killed while it wrote
+        shutil.rmtree(left, ignore_errors=True)
     try:
         scratch.mkdir(parents=True, exist_ok=True)
         for name, module in modules.items():
             save_weights(module, scratch / f"{name}.safetensors")
-        torch.save({"states": states, "rng": rng_state()}, scratch / "learner.pt")
+        _save_states({"states": states, "rng": rng_state()}, scratch / "learner.pt")
         (scratch / "progress.json").write_text(json.dumps(asdict(progress)))
         for path in scratch.iterdir():
             _sync(path)
@@ -70,10 +76,11 @@ def save_checkpoint(
             shutil.rmtree(target)
         os.replace(scratch, target)
         _sync(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(scratch, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            f"cannot write the checkpoint {target}: {error.strerror or error}. Free some space or set runs_dir to "
+            f"cannot write the checkpoint {target}: {reason}. Free some space or set runs_dir to "
             "another disk, and run the same command again; the checkpoint before it is untouched"
         ) from error
     for old in checkpoints(folder)[:-keep]:
@@ -87,12 +94,24 @@ def load_progress(path: Path) -> Progress:
 
 
 def load_checkpoint(path: Path, modules: dict[str, nn.Module]) -> tuple[Progress, dict[str, Any]]:
-    """Load the weights into `modules`, restore the RNGs, return counters and the other states."""
-    for name, module in modules.items():
-        load_weights(module, path / f"{name}.safetensors")
-    saved = torch.load(path / "learner.pt", weights_only=False)
+    """Load the weights into `modules`, restore the RNGs, return counters and the other states.
+
+    Raises `CheckpointError`, naming the checkpoint, where a file is missing, damaged or of another model.
+    """
+    try:
+        for name, module in modules.items():
+            load_weights(module, path / f"{name}.safetensors")
+        saved = torch.load(path / "learner.pt", weights_only=False)
+        progress, states = load_progress(path), saved["states"]
+    except CheckpointError:
+        raise
+    except _DAMAGED as error:
+        raise CheckpointError(
+            f"cannot read the checkpoint {path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}. "
+            "Delete this folder to go on from the checkpoint before it"
+        ) from error
     restore_rng(saved["rng"])
-    return load_progress(path), saved["states"]
+    return progress, states
 
 
 def save_weights(module: nn.Module, path: Path) -> None:
@@ -115,6 +134,13 @@ def load_weights(module: nn.Module, path: Path) -> None:
     ]
     if untied or unexpected:
         raise CheckpointError(f"{path} is of another model: missing {untied[:3]}, unknown {unexpected[:3]}")
+
+
+def _save_states(states: dict[str, Any], path: Path) -> None:
+    try:
+        torch.save(states, path)
+    except RuntimeError as error:  # torch's writer has no other word for a full disk
+        raise OSError(str(error).splitlines()[0]) from error
 
 
 def rng_state() -> dict[str, Any]:

@@ -21,7 +21,7 @@ HEAD_FILE = "value_head.safetensors"
 # Ordered: the first pattern that matches a parameter's dotted name says what it is.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("router", re.compile(r"\.(gate|router|shared_expert_gate)\.(weight|bias|e_score_correction_bias)$|\.router\.")),
-    ("norm", re.compile(r"(^|[._])(layer)?norm\w*\.(weight|bias)$|layernorm\.(weight|bias)$")),
+    ("norm", re.compile(r"(^|[._])(layer)?norm\w*\.(weight|bias)$|layernorm\.(weight|bias)$|\.ln_\w+\.")),
     ("attention", re.compile(r"\.(self_attn|linear_attn|attn|attention|self_attention|mixer)\.")),
     ("experts", re.compile(r"\.(experts|shared_experts?)\.")),
     ("mlp", re.compile(r"\.(mlp|feed_forward|ffn|block_sparse_moe)\.")),
