@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS tickets (
     group_id TEXT, pinned_version INTEGER, evaluation TEXT,
     status TEXT NOT NULL CHECK (status IN ('waiting', 'leased', 'done', 'lost')),
     doomed INTEGER NOT NULL DEFAULT 0, worker TEXT, request TEXT, issued_at REAL, issued_version INTEGER);
-CREATE INDEX IF NOT EXISTS tickets_live ON tickets (status, kind, number) WHERE status IN ('waiting', 'leased');
+CREATE INDEX IF NOT EXISTS tickets_live ON tickets (status, kind, number);
 CREATE INDEX IF NOT EXISTS tickets_unit ON tickets (unit);
 CREATE INDEX IF NOT EXISTS tickets_evaluation ON tickets (evaluation) WHERE evaluation IS NOT NULL;
 CREATE TABLE IF NOT EXISTS episodes (
@@ -38,14 +38,14 @@ CREATE TABLE IF NOT EXISTS episodes (
     oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL, stop_reason TEXT NOT NULL, worker TEXT NOT NULL,
     attempt INTEGER NOT NULL, issued_at REAL NOT NULL, issued_version INTEGER NOT NULL, finished_at REAL NOT NULL,
     claimed_at REAL, claim TEXT, evaluation TEXT, data BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS episodes_live ON episodes (status, unit) WHERE status IN ('ready', 'claimed');
+CREATE INDEX IF NOT EXISTS episodes_live ON episodes (status, unit);
 CREATE INDEX IF NOT EXISTS episodes_claim ON episodes (claim) WHERE claim IS NOT NULL;
 CREATE INDEX IF NOT EXISTS episodes_evaluation ON episodes (evaluation) WHERE evaluation IS NOT NULL;
 CREATE TABLE IF NOT EXISTS claims (
     id TEXT PRIMARY KEY, status TEXT NOT NULL CHECK (status IN ('open', 'committed', 'released')),
     version INTEGER NOT NULL, size INTEGER NOT NULL, held INTEGER NOT NULL DEFAULT 0,
     opened_at REAL NOT NULL, closed_at REAL);
-CREATE INDEX IF NOT EXISTS claims_live ON claims (status, held) WHERE status = 'open' OR held = 1;
+CREATE INDEX IF NOT EXISTS claims_live ON claims (held, status);
 CREATE TABLE IF NOT EXISTS claim_members (
     claim TEXT NOT NULL, episode TEXT NOT NULL, PRIMARY KEY (claim, episode)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS evaluations (
