@@ -109,7 +109,7 @@ async def test_between_calls_nothing_runs(python: PythonSession) -> None:
         "import os\nwhile True:\n    os.fork()",
         "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
         "import os\nos.system(':(){ :|:& };:')\nwhile True: pass",
-        "import os\nos.system('f() { f | f & }; f; sleep 60')",
+        "import os\nos.system('f() { f | f & }; f; sleep 60')\nwhile True: pass",
         "import os\ndef f():\n    while True:\n        if os.fork() == 0:\n            os.setsid()\nf()",
     ],
 )
