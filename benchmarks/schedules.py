@@ -59,8 +59,8 @@ class Load:
     scale_s: float = 0.4
     tail: float = 30.0
     train_s: float = 0.6
-    seconds: float = 75.0
-    warmup_s: float = 9.0
+    seconds: float = 70.0
+    warmup_s: float = 8.0
     batches: int | None = None
     seed: int = 0
 
@@ -171,21 +171,25 @@ def episode_of(ticket: Ticket, begun: float, ended: float, served: Served) -> Ep
     )
 
 
-async def learner(load: Load, store: StoreClient, served: Served, record: Record, counted_from: float) -> None:
+async def learner(
+    load: Load, schedule: Schedule, store: StoreClient, served: Served, record: Record, counted_from: float
+) -> None:
     """Claim, train for a fixed time, commit, publish; until the time or the number of batches is used up.
 
-    A schedule that is too slow for two publications in the counted time goes on until it has them, for three times
-    as long at most.
+    A schedule that is too slow for two counted publications goes on until it has them, for three times as long at
+    most. A barrier's last batch is waited for: to leave out those that were under way when the time was up would leave
+    out the long ones.
     """
     version, counted = 0, 0
     end, latest = (counted_from + n * load.seconds - load.warmup_s for n in (1, 3))
     while load.batches is None or counted <= load.batches:
-        left = (end if counted >= 2 else latest) - time.monotonic()
-        if left <= 0:
+        if time.monotonic() >= (end if counted >= 2 else latest):
             break
-        claim = await store.claim(load.batch, version, wait_s=min(left, 1.0))
+        limit, claim = latest if counted < 2 or schedule.max_lag == 0 else end, None
+        while claim is None and (left := limit - time.monotonic()) > 0:
+            claim = await store.claim(load.batch, version, wait_s=min(left, 1.0))
         if claim is None:
-            continue
+            break
         with timed(record.training):
             await asyncio.sleep(load.train_s)  # this is the step
         episodes = [decode(data) for data in claim.episodes]
@@ -255,7 +259,7 @@ async def run(load: Load, schedule: Schedule) -> Record:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(tickets.run())]
                 tasks += [group.create_task(slot(load, tickets, store, served, record)) for _ in range(load.slots)]
-                await learner(load, store, served, record, time.monotonic() + load.warmup_s)
+                await learner(load, schedule, store, served, record, time.monotonic() + load.warmup_s)
                 for task in tasks:
                     task.cancel()
     return record
@@ -346,7 +350,7 @@ def plot(path: Path, load: Load, runs: Sequence[tuple[dict[str, Any], Record]]) 
         times, filled = occupancy(record.work, load.slots)
         axis.fill_between(times, filled, step="mid", alpha=0.65, linewidth=0)
         start = min(a for a, _ in record.work)
-        for step in record.steps if len(record.steps) <= 60 else ():
+        for step in record.steps if len(record.steps) <= 100 else ():
             axis.axvline(step.published_at - start, color="black", linewidth=0.6, alpha=0.6)
         axis.set_title(
             f"{label(figures)}: {figures['busy_share']:.1%} busy, {figures['batches_per_hour']:,.0f} batches/hour",
@@ -424,7 +428,7 @@ def main() -> None:
     parser.add_argument("--train", type=float, default=1.5, help="a learner's step, in median episodes (default 1.5)")
     parser.add_argument("--max-lag", type=int, default=4, help="budget of groups and stream (default 4, as in recipes)")
     parser.add_argument("--order", choices=("completion", "window"), default="completion", help="claims of the stream")
-    parser.add_argument("--seconds", type=float, help="a schedule's run, warm-up included (default 75; --sweep 25)")
+    parser.add_argument("--seconds", type=float, help="a schedule's run, warm-up included (default 70; --sweep 25)")
     parser.add_argument("--batches", type=int, help="stop a schedule earlier, after so many counted batches")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="7 s a schedule; slots, batch, times: a quarter")
@@ -434,7 +438,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.batch < 16 or given.batch % 8:
         parser.error("--batch must be a multiple of 8, at least 16: the groups have 8 members")
-    seconds = given.seconds or (7.0 if given.quick else 25.0 if given.sweep else 75.0)
+    seconds = given.seconds or (7.0 if given.quick else 25.0 if given.sweep else 70.0)
     slots, scale = (given.slots // 4, given.scale / 4) if given.quick else (given.slots, given.scale)
     load = Load(
         slots=slots,
