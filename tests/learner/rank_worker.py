@@ -1,0 +1,71 @@
+"""One rank of the two-process test: `RANK= WORLD_SIZE= MASTER_*= python rank_worker.py MODEL FOLDER CASE`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from learner_tools import action, build_learner, episode, prompt, random_episodes, snapshot
+
+from agent.episode import Episode, StopReason
+from learner.learner import Learner
+
+SETTINGS: dict[str, Any] = {
+    "policy": {"lr": 1e-3, "warmup_steps": 0, "eps": 1e-3},
+    "critic": {"lr": 1e-3, "warmup_steps": 0, "eps": 1e-3},
+    "advantage_scale": "std",
+    "critic_updates": 2,
+    "batch_size": 16,
+}
+
+
+def halves(case: str) -> tuple[list[Episode], list[Episode]]:
+    """The part of each rank."""
+    mixed = random_episodes(16, seed=5, group_size=8)
+    if case == "no_action":  # rank 1 has episodes, and nothing to train on
+        aborted = [episode(e.segments, e.turn_rewards, name=e.id, stop=StopReason.ABORTED) for e in mixed[8:]]
+        return mixed[:8], aborted
+    if case == "all_gated":  # every token of rank 1 is outside the interval
+        return mixed[:8], [episode([prompt([i]), action([3, 4], 8.0)], [1.0], name=f"x{i}") for i in range(8)]
+    return mixed[:8], mixed[8:]
+
+
+def micro_batches(case: str, rank: int) -> int:
+    """Tokens a micro-batch: rank 0 needs one micro-batch, rank 1 one for every episode, in the case so called."""
+    return {("unequal", 0): 100_000, ("unequal", 1): 1}.get((case, rank), 60)
+
+
+def learner(model: Path, folder: Path, algorithm: str, tokens: int) -> Learner:
+    changes = {**SETTINGS, "algorithm": algorithm, "micro_batch_tokens": tokens, "max_padding": 0.99}
+    own = build_learner(model, folder, learner={k: v for k, v in changes.items() if v is not None})
+    if own.critic is not None:
+        with torch.no_grad():
+            own.critic.unwrapped.head.weight.normal_(generator=torch.Generator().manual_seed(1))
+    return own
+
+
+def trained(own: Learner, episodes: list[Episode]) -> dict[str, Any]:
+    """Weights and figures after one step, and after a second one on the same episodes."""
+    found: dict[str, Any] = {}
+    for step in range(2):
+        _, result = own.step(episodes)
+        found[f"figures {step}"] = result.figures
+        found[f"policy {step}"] = snapshot(own.policy)
+        if own.critic is not None:
+            found[f"critic {step}"] = snapshot(own.critic)
+    return found
+
+
+if __name__ == "__main__":
+    import os
+
+    torch.set_num_threads(1)
+    rank, (model, folder, *jobs) = int(os.environ["RANK"]), sys.argv[1:]
+    for job in jobs:
+        algorithm, case = job.split(":")
+        own = learner(Path(model), Path(folder), algorithm, micro_batches(case, rank))
+        assert own.policy.accelerator.num_processes == 2
+        torch.save(trained(own, halves(case)[rank]), Path(folder) / f"{algorithm}_{case}_{rank}.pt")
+    torch.distributed.destroy_process_group()
