@@ -18,6 +18,7 @@ import math
 import multiprocessing
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -277,7 +278,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048], help="longest episode, in tokens")
     parser.add_argument("--tokens", type=int, help="tokens of a step, about (default by model: 32768, 8192, 4096)")
-    parser.add_argument("--steps", type=int, default=2, help="measured steps a row, after a small one (default 2)")
+    parser.add_argument("--steps", type=int, default=1, help="measured steps a row, after a small one (default 1)")
     parser.add_argument("--threads", type=int, default=1, help="threads of the model (default 1)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="the tiny model, lengths 128 and 512, 2048 tokens a step")
@@ -296,8 +297,11 @@ def main() -> None:
     rows = []
     with ProcessPoolExecutor(max_workers=1, mp_context=context, max_tasks_per_child=1) as pool:
         for number, case in enumerate(cases, 1):
-            print(f"{number} of {len(cases)}: {case.size.name}, length {case.length}", flush=True)
+            print(
+                f"{number} of {len(cases)}: {case.size.name}, length {case.length}", end="", file=sys.stderr, flush=True
+            )
             rows.append(pool.submit(measure, case).result())
+            print(f": {rows[-1]['tokens_per_s']:,.0f} tokens/s", file=sys.stderr, flush=True)
     show("One SAO step", COLUMNS, [cells(figures) for figures in rows], notes(rows, given.threads))
     save_json(given.json, {"steps": given.steps, "threads": given.threads, "rows": rows})
 
