@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
+from safetensors import SafetensorError
 
 from agent.chat import ChatTemplateError
 from agent.engines.base import EngineFault
@@ -64,11 +68,27 @@ def guarded(run: Callable[[], int]) -> int:
     try:
         return run()
     except EXPECTED as error:
-        Console(stderr=True).print(f"[bold red]error[/]: {error}", highlight=False, soft_wrap=True)
+        _complain(str(error))
+        return 1
+    except (OSError, SafetensorError) as error:
+        if not _disk_is_full(error):
+            raise
+        text = f"the disk is full: {error}. Free some space, or set runs_dir to another disk; the same command goes on"
+        _complain(text)
         return 1
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
+
+
+def _complain(message: str) -> None:
+    Console(stderr=True).print(f"[bold red]error[/]: {escape(message)}", highlight=False, soft_wrap=True)
+
+
+def _disk_is_full(error: OSError | SafetensorError) -> bool:
+    found = re.search(r"os error (\d+)", str(error))  # safetensors has no errno, only a text
+    number = error.errno if isinstance(error, OSError) else int(found.group(1)) if found else None
+    return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def command(doc: str | None, run: Callable[[Recipe, Display], dict[str, Any]], argv: list[str] | None) -> int:

@@ -5,6 +5,7 @@ Unknown keys and impossible combinations are errors that name the key.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -137,7 +138,7 @@ class LearnerConfig(_Section):
             k: v for k in ("eps_low", "eps_high", "gamma", "alpha") if (v := getattr(self, k)) is not None
         }
         if preset.critic is not None:
-            updates = self.critic_updates or preset.critic.updates
+            updates = preset.critic.updates if self.critic_updates is None else self.critic_updates
             own["critic"] = CriticSettings(updates, self.critic_trainable or preset.critic.trainable)
         return replace(preset, **own)
 
@@ -250,6 +251,7 @@ class Recipe(_Section):
 
 
 DEFAULT_RECIPE = "tir_tiny.yaml"
+_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 
 
 def load_recipe(path: Path | None, overrides: list[str] | None = None) -> Recipe:
@@ -262,6 +264,10 @@ def load_recipe(path: Path | None, overrides: list[str] | None = None) -> Recipe
         data = yaml.safe_load(source.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RecipeError(f"there is no recipe at {path}; recipes ship in the folder recipes/") from error
+    except OSError as error:
+        raise RecipeError(f"cannot read the recipe {source}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{source} is not a text file in UTF-8: {error}") from error
     except yaml.YAMLError as error:
         raise RecipeError(f"{source} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
@@ -299,7 +305,10 @@ def _override(data: dict[str, Any], word: str) -> None:
         if not isinstance(data, dict):
             raise RecipeError(f"cannot set {key}: {parent} is a value, not a section")
     # YAML 1.1 reads 2e-6 as a string, people don't.
+    if _EXPONENT.fullmatch(value):
+        data[last] = float(value)
+        return
     try:
-        data[last] = float(value) if "e" in value.lower() and value[:1] in "+-.0123456789" else yaml.safe_load(value)
-    except ValueError:
         data[last] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"cannot read the value of the override {key}: {value!r} is not valid YAML") from error

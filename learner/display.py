@@ -77,8 +77,8 @@ class Display:
             self._live.stop()
 
     def log(self, text: str) -> None:
-        """A line that stays."""
-        self.console.print(text, highlight=False)
+        """A line that stays; text as it is, and where nobody looks at a terminal in one piece."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=not self._interactive)
 
     def stage(self, name: str, total: int) -> Stage:
         """A stage of known length; see `Stage`."""

@@ -36,6 +36,8 @@ from learner.services import Services
 
 _CLAIM_WAIT_S = 2.0
 _PARITY_PROMPTS = 8
+# The store leaves out counters that never counted; a fault count of 0 is a figure too.
+_NO_FAULTS = dict.fromkeys(("retried", "given_up", "dropped", "stale", "aborted"), 0)
 
 
 @dataclass
@@ -221,7 +223,7 @@ class Loop:
             "engine/tokens_per_s": sum(h.tokens_generated for h in healths) / (uptime / max(len(healths), 1)),
             "engine/idle": 1.0 - sum(h.busy_s for h in healths) / uptime,
         }
-        figures |= {f"count/{name}": float(n) for name, n in status.counters.items()}
+        figures |= {f"count/{name}": float(n) for name, n in (_NO_FAULTS | status.counters).items()}
         figures |= {f"queue/{name}": float(v) for name, v in _flat(status.metrics).items()}
         return figures
 

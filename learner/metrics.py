@@ -40,6 +40,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "rollout/turns": sum(len(e.actions) for e in episodes) / count,
         "rollout/action_tokens": sum(lengths) / count,
         "rollout/latency_s": sum(e.timings.finished_at - e.timings.issued_at for e in episodes) / count,
+        "rollout/truncated": sum(e.stop_reason.truncated for e in episodes) / count,
         "rollout/distinct_tasks": len({e.task_id for e in episodes}) / count,
     }
     figures |= quantiles([float(n) for n in lengths], "rollout/action_tokens")

@@ -118,11 +118,17 @@ async def collect_traces(
 
 def _read_traces(path: Path) -> list[list[Message]]:
     try:
-        return [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, KeyError, ValueError) as error:
+        found = [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        spoken = [{m["role"] for m in messages if isinstance(m["content"], str)} for messages in found]
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise RecipeError(
             f"sft.traces: {path} must be JSON lines, each with `messages` (role and content): {error!r}"
         ) from error
+    silent = next((i for i, roles in enumerate(spoken) if "assistant" not in roles), None)
+    if not found or silent is not None:
+        which = "no trace at all" if silent is None else f"a trace without an assistant message (number {silent + 1})"
+        raise RecipeError(f"sft.traces: {path} holds {which}, so there is nothing to learn from")
+    return found
 
 
 def run_sft(recipe: Recipe, display: Display) -> Path:

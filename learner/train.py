@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
 
-from learner.checkpoint import checkpoints, load_progress
+from learner.checkpoint import Progress, checkpoints, load_progress
 from learner.cli import guarded, read_words, recipe_parser
 from learner.config import Recipe
 from learner.display import Display
@@ -91,7 +91,8 @@ def train(recipe: Recipe, display: Display) -> list[Score]:
 
 def summary(recipe: Recipe, scores: list[Score], seconds: float) -> list[Table]:
     """What is printed at the end."""
-    progress = load_progress(checkpoints(recipe.run_dir / "checkpoints")[-1])
+    saved = checkpoints(recipe.run_dir / "checkpoints")
+    progress = load_progress(saved[-1]) if saved else Progress()  # none where Ctrl-C came before the first step
     table = Table(show_header=False)
     rows = {
         "policy updates": f"{progress.step} of {recipe.learner.steps}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import random
@@ -15,7 +16,6 @@ from learner_tools import write_micro_model
 
 from agent.chat import ChatRenderer
 from envs import make_core
-from envs.tool_calls import *  # noqa: F403
 from learner.sft import batches, encode_trace
 from learner.tiny import SPECIAL_TOKENS, TAGS, train_tokenizer
 from learner.traces import Chain, Solver, UnknownProblem, parse_chain, write_traces
@@ -121,8 +121,12 @@ def test_a_problem_that_the_script_cannot_solve_is_an_error() -> None:
 
 
 @pytest.fixture(scope="module")
-async def traces() -> list[tuple[list[dict[str, str]], str]]:
-    """Traces over the tiny recipe's own problems, executed by a real interpreter, half of them imperfect."""
+def traces() -> list[tuple[list[dict[str, str]], str]]:
+    """Traces over the tiny recipe's own problems, executed by a real interpreter, a third of them imperfect."""
+    return asyncio.run(written())
+
+
+async def written() -> list[tuple[list[dict[str, str]], str]]:
     env = make_core(
         "sao/PythonTIR-v0", problems={"source": "tiny_fold", "size": 200, "seed": 5}, system_prompt="", max_turns=12
     )
@@ -149,7 +153,7 @@ async def traces() -> list[tuple[list[dict[str, str]], str]]:
     return found
 
 
-async def test_clean_traces_earn_the_reward_in_the_real_environment(
+def test_clean_traces_earn_the_reward_in_the_real_environment(
     traces: list[tuple[list[dict[str, str]], str]],
 ) -> None:
     """The assertion is in the fixture, where the environment lives; this sees that it had something to look at."""
@@ -163,7 +167,7 @@ def texts(traces: list[tuple[list[dict[str, str]], str]]) -> list[str]:
     return [f"{m['role']}\n{m['content']}" for messages, _ in traces for m in messages]
 
 
-async def test_the_vocabulary_stays_within_its_size_and_tags_are_single_tokens(
+def test_the_vocabulary_stays_within_its_size_and_tags_are_single_tokens(
     traces: list[tuple[list[dict[str, str]], str]],
 ) -> None:
     tokenizer = train_tokenizer(texts(traces) * 3, 384)
@@ -177,7 +181,7 @@ async def test_the_vocabulary_stays_within_its_size_and_tags_are_single_tokens(
         assert tokenizer.decode(tokenizer.encode(text), clean_up_tokenization_spaces=False) == text
 
 
-async def test_a_trace_is_encoded_as_the_runtime_would_have_recorded_it(
+def test_a_trace_is_encoded_as_the_runtime_would_have_recorded_it(
     traces: list[tuple[list[dict[str, str]], str]], tmp_path: Path
 ) -> None:
     """`start` for the prompt, the sampled ids of an action, `extend` for what follows; the mask only on actions."""

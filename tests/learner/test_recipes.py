@@ -43,7 +43,7 @@ def refused(words: list[str], path: Path | None = None) -> str:
         ("model.path=/somewhere", "give either `path`"),
         ("learner.algorithm=sarsa", "sarsa"),
         ("learner.eps_high=-1", "eps_high"),
-        ("learner.eps_low=0", "eps_low"),
+        ("learner.eps_low=-0.1", "eps_low"),
         ("learner.critic_updates=0", "critic"),
         ("learner.gamma=2", "gamma"),
     ],

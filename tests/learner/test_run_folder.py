@@ -74,7 +74,7 @@ def test_a_refused_learner_changes_nothing_in_the_folder(tmp_path: Path) -> None
 
 def test_a_folder_that_cannot_be_made_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "micro").write_text("a file where the folder would be")
-    with pytest.raises(LearnerFault, match="cannot write to .*runs_dir"), claim_run(micro_recipe(tmp_path)):
+    with pytest.raises(LearnerFault, match=r"cannot write to .*runs_dir"), claim_run(micro_recipe(tmp_path)):
         pass
 
 
