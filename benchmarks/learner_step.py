@@ -83,7 +83,7 @@ class Case:
 
 def synthetic_episodes(case: Case, rng: random.Random) -> list[Episode]:
     """Episodes of `length`/2 to `length` tokens, together about `tokens`: a prompt, then turns of 3 parts action to 2
-    parts observation. The recorded log-probs are close to those of random weights, so that few tokens are gated."""
+    parts observation. The recorded log-probs are those of a nearly uniform policy, so that few tokens are gated."""
     episodes: list[Episode] = []
     total = 0
     while total < case.tokens:
@@ -160,7 +160,8 @@ def measure(case: Case) -> dict[str, Any]:
     torch.manual_seed(case.seed)
     rng = random.Random(case.seed)
     keys = {key: value for key, value in asdict(case.size).items() if key not in ("name", "tokens")}
-    config = TinyModelConfig(**keys, max_context=case.length, init_std=0.02)
+    # Small enough that the policy is nearly uniform, whatever the width: as the episodes' log-probs say it was.
+    config = TinyModelConfig(**keys, max_context=case.length, init_std=0.1 / math.sqrt(case.size.hidden_size))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         AutoModelForCausalLM.from_config(build_config(config, config.vocab_size, 1)).save_pretrained(folder)
@@ -221,16 +222,7 @@ def peak_memory() -> int:
 
 
 COLUMNS = (
-    *(
-        "model",
-        "para-\nmeters",
-        "episodes x\nlongest",
-        "tokens\na step",
-        "padding",
-        "seconds\na step",
-        "tokens/s",
-        "cores\nused",
-    ),
+    *("model", "episodes x\nlongest", "tokens\na step", "pad-\nding", "seconds\na step", "tokens\n/s", "cores\nused"),
     *("critic\nupdates", "values", "advan-\ntages", "policy", "batch,\nrest", "peak MiB\n(step)"),
 )
 
@@ -241,7 +233,6 @@ def cells(figures: dict[str, Any]) -> list[str]:
     phases = [shares[name] for name in ("critic", "values", "advantages", "policy")]
     return [
         figures["model"],
-        f"{figures['parameters'] / 1e6:.2f}M",
         f"{figures['episodes']} x {figures['length']}",
         f"{figures['tokens']:,}",
         f"{figures['padding_share']:.1%}",
@@ -256,11 +247,12 @@ def cells(figures: dict[str, Any]) -> list[str]:
 def notes(rows: Sequence[dict[str, Any]], threads: int) -> list[str]:
     """What the columns mean."""
     updates = rows[0]["critic_updates"]
+    sizes = {f"{row['model']} {row['parameters'] / 1e6:.2f}M": None for row in rows}
     return [
         f"float32, CPU, {threads} thread(s); {statistics.fmean(r['action_share'] for r in rows):.0%} of the tokens are "
         f"actions, {statistics.fmean(r['gated_share'] for r in rows):.2%} of those gated.",
-        "parameters: of the policy, embeddings included; the critic has as many again. tokens: whole episodes, prompts "
-        "and observations included, padding not.",
+        f"Parameters of the policy, embeddings included: {', '.join(sizes)}; the critic has as many again. tokens: "
+        "whole episodes, prompts and observations included, padding not.",
         "cores used: CPU time over wall-clock; where it is below the threads, others had the CPU, and tokens/s / cores "
         "is what a quiet machine gives.",
         f"Shares of a step's time. critic updates: {updates} forwards and backwards with targets and optimiser (only "
