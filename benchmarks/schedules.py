@@ -408,7 +408,7 @@ def notes(load: Load) -> list[str]:
         "nothing (budget, barrier) or is being asked; delivering: HTTP and fsync, up to the acknowledgement. The last "
         "two do not shrink with the scaled episodes: at real lengths their few milliseconds vanish.",
         "wait to trainable: from the end of an episode to when it could be claimed: it is on the disk, and so are the "
-        "others of its group (groups) or of its batch (barrier).",
+        "others of its group (groups) or of its batch (barrier). Waiting for its turn (--order window) is not in it.",
         "lag at claim: the learner's version minus the version of an episode's oldest token; above max_lag where an "
         "episode runs while many batches pass. token lag: mean over all tokens. Episodes longer than the run are "
         "missing, so the maximum is a lower bound.",
