@@ -121,16 +121,19 @@ def _episode(name: str, length: int, vocabulary: int, rng: random.Random) -> Epi
 
 @contextlib.contextmanager
 def phase_times(seconds: dict[str, float]) -> Iterator[None]:
-    """While open, every call of a function in PHASES adds its wall-clock to `seconds[phase]`."""
+    """While open, every call of a function in PHASES adds its CPU time to `seconds[phase]`.
+
+    CPU time, since work of others on the machine would fall on one phase or the other.
+    """
     import importlib
 
     def timed(function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            begun = time.perf_counter()
+            begun = time.process_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - begun
+                seconds[phase] = seconds.get(phase, 0.0) + time.process_time() - begun
 
         return call
 
@@ -191,7 +194,7 @@ def measure(case: Case) -> dict[str, Any]:
         tokens += sum(lengths)
         actions += batch.action_tokens
     wall = sum(walls)
-    phases["rest"] = wall - sum(phases.values())
+    phases["rest"] = cpu - sum(phases.values())
     return {
         "model": case.size.name,
         "parameters": sum(p.numel() for p in learner.policy.module.parameters()),
@@ -205,8 +208,8 @@ def measure(case: Case) -> dict[str, Any]:
         "gated_share": statistics.fmean(gated),
         "step_s": wall / case.steps,
         "tokens_per_s": tokens / wall,
-        "cores": cpu / wall,
-        "phase_share": {phase: seconds / wall for phase, seconds in phases.items()},
+        "tokens_per_cpu_s": tokens / cpu,
+        "phase_share": {phase: seconds / cpu for phase, seconds in phases.items()},
         "standing_mib": standing / MIB,
         "peak_mib": peak_memory() / MIB,
     }
@@ -222,7 +225,15 @@ def peak_memory() -> int:
 
 
 COLUMNS = (
-    *("model", "episodes x\nlongest", "tokens\na step", "pad-\nding", "seconds\na step", "tokens\n/s", "cores\nused"),
+    *(
+        "model",
+        "episodes x\nlongest",
+        "tokens\na step",
+        "pad-\nding",
+        "seconds\na step",
+        "tokens\n/s",
+        "tokens a\nCPU second",
+    ),
     *("critic\nupdates", "values", "advan-\ntages", "policy", "batch,\nrest", "peak MiB\n(step)"),
 )
 
@@ -238,7 +249,7 @@ def cells(figures: dict[str, Any]) -> list[str]:
         f"{figures['padding_share']:.1%}",
         f"{figures['step_s']:.2f}",
         f"{figures['tokens_per_s']:,.0f}",
-        f"{figures['cores']:.2f}",
+        f"{figures['tokens_per_cpu_s']:,.0f}",
         *(f"{value:.1%}" for value in [*phases, 1.0 - sum(phases)]),
         f"{figures['peak_mib']:,.0f} ({figures['peak_mib'] - figures['standing_mib']:,.0f})",
     ]
@@ -253,9 +264,8 @@ def notes(rows: Sequence[dict[str, Any]], threads: int) -> list[str]:
         f"actions, {statistics.fmean(r['gated_share'] for r in rows):.2%} of those gated.",
         f"Parameters of the policy, embeddings included: {', '.join(sizes)}; the critic has as many again. tokens: "
         "whole episodes, prompts and observations included, padding not.",
-        "cores used: CPU time over wall-clock; where it is below the threads, others had the CPU, and tokens/s / cores "
-        "is what a quiet machine gives.",
-        f"Shares of a step's time. critic updates: {updates} forwards and backwards with targets and optimiser (only "
+        "tokens/s is by the clock, tokens a CPU second by CPU time: with one thread they are the same on a quiet machine.",
+        f"Shares are of a step's CPU time. critic updates: {updates} forwards and backwards with targets and optimiser (only "
         "experts and head are trained, the gradient still passes the attention). values: one more forward. advantages: "
         "the maths of the whole batch. policy: forward, backward, optimiser. batch, rest: episodes to tensors, "
         "bucketing, gathering.",
