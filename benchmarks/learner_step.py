@@ -264,9 +264,10 @@ def notes(rows: Sequence[dict[str, Any]], threads: int) -> list[str]:
         f"actions, {statistics.fmean(r['gated_share'] for r in rows):.2%} of those gated.",
         f"Parameters of the policy, embeddings included: {', '.join(sizes)}; the critic has as many again. tokens: "
         "whole episodes, prompts and observations included, padding not.",
-        "tokens/s is by the clock, tokens a CPU second by CPU time: with one thread they are the same on a quiet machine.",
-        f"Shares are of a step's CPU time. critic updates: {updates} forwards and backwards with targets and optimiser (only "
-        "experts and head are trained, the gradient still passes the attention). values: one more forward. advantages: "
+        "tokens/s is by the clock, tokens a CPU second by CPU time: with one thread they are the same on a quiet "
+        "machine.",
+        f"Shares are of a step's CPU time. critic updates: {updates} forwards and backwards with targets and optimiser "
+        "(only experts and head are trained, the gradient still passes the attention). values: one more forward. advantages: "
         "the maths of the whole batch. policy: forward, backward, optimiser. batch, rest: episodes to tensors, "
         "bucketing, gathering.",
         "padding: share of the micro-batches' rectangles. Micro-batches hold at most 5 % of it, so few long episodes "
