@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModel, AutoModelForCausalLM
 
 from learner.config import ModelConfig, RecipeError
+
+# Snapshots are written every step: a bar for each would drown the run's own display.
+transformers.utils.logging.disable_progress_bar()
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
