@@ -169,6 +169,8 @@ def test_dropout_is_off_in_every_forward_whatever_the_models_config_says(tmp_pat
     settings = {"critic_trainable": "all"}
     learner = build_learner(tmp_path / "dropout", tmp_path, model={"path": str(tmp_path / "dropout")}, learner=settings)
     assert learner.critic is not None
+    for load in (load_policy_model, load_body):  # before any trainee has it: the parity gate reads such a model
+        assert not load(tmp_path / "dropout", learner.recipe.model).training
     assert any(isinstance(m, nn.Dropout) and m.p == 0.5 for m in learner.policy.unwrapped.modules())
     batch = build_batch(random_episodes(4))
     nn.init.normal_(learner.critic.unwrapped.head.weight)
