@@ -267,9 +267,9 @@ def notes(rows: Sequence[dict[str, Any]], threads: int) -> list[str]:
         "tokens/s is by the clock, tokens a CPU second by CPU time: with one thread they are the same on a quiet "
         "machine.",
         f"Shares are of a step's CPU time. critic updates: {updates} forwards and backwards with targets and optimiser "
-        "(only experts and head are trained, the gradient still passes the attention). values: one more forward. advantages: "
-        "the maths of the whole batch. policy: forward, backward, optimiser. batch, rest: episodes to tensors, "
-        "bucketing, gathering.",
+        "(only experts and head are trained, the gradient still passes the attention). values: one more forward. "
+        "advantages: the maths of the whole batch. policy: forward, backward, optimiser. batch, rest: episodes to "
+        "tensors, bucketing, gathering.",
         "padding: share of the micro-batches' rectangles. Micro-batches hold at most 5 % of it, so few long episodes "
         "run one by one. peak: resident MiB with libraries, weights and moments; in brackets what the step adds.",
     ]
