@@ -129,6 +129,7 @@ class LearnerConfig(_Section):
     parity_threshold: float = 0.05
     rollout_patience_s: float = 120.0
     publication_timeout_s: float = 60.0
+    collective_timeout_s: float = 600.0
     tracker: str | None = "tensorboard"
 
     def resolve(self) -> Algorithm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
 from types import TracebackType
@@ -46,7 +47,7 @@ class Display:
     """
 
     def __init__(self, title: str, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or Console(quiet=os.environ.get("RANK", "0") != "0")  # one rank speaks for all
         self._title = title
         self._progress = Progress(
             TextColumn("{task.description:<18}"),

@@ -25,6 +25,7 @@ from learner.config import Recipe
 from learner.display import Display
 from learner.metrics import wilson_interval
 from learner.pretrain_value import starting_model
+from learner.ranks import make_accelerator
 from learner.services import Services
 
 _POLL_S = 0.25
@@ -192,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
         recipe = read_words(arguments.words)
         samples = arguments.samples or recipe.evaluation.samples
         with Display(recipe.name) as display:
-            model = arguments.model or starting_model(recipe, display)
+            model = arguments.model or starting_model(recipe, display, make_accelerator(recipe))
             scores = asyncio.run(evaluate_model(recipe, model, samples, display))
         Console().print(score_table(scores))
         if arguments.json:

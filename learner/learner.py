@@ -19,11 +19,12 @@ from learner.advantages import RunningMeanBaseline
 from learner.algorithms import Algorithm
 from learner.batch import Batch, build_batch
 from learner.checkpoint import Progress, load_checkpoint, save_checkpoint
-from learner.config import Recipe
+from learner.config import Recipe, RecipeError
 from learner.critic import freeze
 from learner.forward import PolicyForward
 from learner.models import load_policy_model, save_policy_model
 from learner.pretrain_value import load_critic
+from learner.ranks import own_rows
 from learner.sao import StepResult, StepSettings, sao_step
 from learner.trainee import Trainee
 
@@ -58,11 +59,19 @@ class Learner:
             freeze(module, algorithm.critic.trainable)
             total = config.steps * algorithm.critic.updates
             critic = Trainee.prepare(module, config.critic, accelerator, total_steps=total)
+        if algorithm.running_mean and accelerator.num_processes > 1:
+            raise RecipeError(
+                f"learner.algorithm {algorithm.name!r} keeps one history of rewards in the order of completion; "
+                "run it in a single process"
+            )
         mean = algorithm.running_mean.build() if algorithm.running_mean else None
         return cls(recipe, algorithm, policy, critic, mean, Progress(), policy_folder)
 
-    def step(self, episodes: Sequence[Episode]) -> tuple[Batch, StepResult]:
-        """One step on a claimed batch (on this rank's part of it)."""
+    def step(self, episodes: Sequence[Episode], rows: Sequence[int] | None = None) -> tuple[Batch, StepResult]:
+        """One step on a claimed batch. Every rank is given all of it and takes its own rows, which are returned.
+
+        `rows`: which those are, if not the share that `own_rows` deals.
+        """
         config = self.recipe.learner
         batch = build_batch(episodes, truncation=config.truncation)
         if config.shuffle_rewards:
@@ -74,13 +83,17 @@ class Learner:
             max_padding=config.max_padding,
             train_policy=self.progress.step >= config.critic_only_steps,
         )
-        result = sao_step(batch, self.policy, self.critic, self.algorithm, settings, self.running_mean)
+        accelerator = self.policy.accelerator
+        if rows is None:
+            rows = own_rows(episodes, accelerator.process_index, accelerator.num_processes)
+        part = batch.rows(rows)
+        result = sao_step(part, self.policy, self.critic, self.algorithm, settings, self.running_mean)
         self.progress.step += 1
         self.progress.episodes += batch.size
         self.progress.action_tokens += batch.action_tokens
         stale = (self.progress.version - batch.versions >= 1) & batch.action_mask
         self.progress.stale_tokens += int(stale.sum())
-        return batch, result
+        return part, result
 
     def save(self, folder: Path) -> Path:
         """Write a checkpoint; see `learner.checkpoint`."""

@@ -30,6 +30,7 @@ from learner.evaluate import run_evaluation
 from learner.learner import Learner
 from learner.losses import log_bounds
 from learner.metrics import episode_metrics, finite, lag_metrics, quantiles
+from learner.ranks import Ranks
 from learner.run_dir import append_metrics
 from learner.sao import StepResult
 from learner.services import Services
@@ -46,6 +47,7 @@ class Loop:
 
     recipe: Recipe
     learner: Learner
+    ranks: Ranks
     services: Services
     folder: Path
     display: Display
@@ -72,7 +74,7 @@ class Loop:
                 waited = time.monotonic() - started
                 version = progress.version
                 episodes = [records.decode(data) for data in claim.episodes]
-                batch, result = await asyncio.to_thread(self.learner.step, episodes)
+                batch, result = await asyncio.to_thread(self.ranks.call, "step", episodes)
                 stepped = time.monotonic()
                 await self._keep(claim, result)
                 figures = self._figures(claim, episodes, batch, result, version)
@@ -149,6 +151,7 @@ class Loop:
             )
             if claim is not None:
                 return claim
+            await asyncio.to_thread(self.ranks.heartbeat)
             status = await self.services.store.status()
             if status.ready != before:
                 heard, before = time.monotonic(), status.ready

@@ -18,13 +18,14 @@ from accelerate import Accelerator
 from agent import episode as records
 from agent.episode import Episode
 from envs import make_core
-from learner.batch import Batch, build_batch
+from learner.batch import build_batch
 from learner.cli import command
 from learner.config import Recipe, RecipeError
 from learner.critic import freeze, load_head, new_critic, save_critic
 from learner.display import Display
 from learner.forward import CriticForward
 from learner.models import load_body
+from learner.ranks import make_accelerator, own_rows, share
 from learner.sao import StepSettings, explained_variance_of, update_critic
 from learner.services import Services
 from learner.sft import run_sft
@@ -79,54 +80,66 @@ def load_critic(policy_folder: Path, critic_folder: Path, recipe: Recipe) -> Cri
 
 
 def fit_critic(
-    critic: CriticForward, train: list[Episode], held_out: list[Episode], recipe: Recipe, display: Display
+    critic: CriticForward,
+    train: list[Episode],
+    held_out: list[Episode],
+    recipe: Recipe,
+    display: Display,
+    accelerator: Accelerator,
 ) -> tuple[Trainee, dict[str, float]]:
     """Regress on the returns of `train`; report explained variance on `held_out` before and after."""
     config = recipe.value_pretraining
     assert config is not None
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
     freeze(critic, config.trainable)
     trainee = Trainee.prepare(critic, config.optimizer, accelerator, total_steps=config.steps)
     algorithm, settings = recipe.learner.resolve(), StepSettings()
 
-    def cut(batch: Batch) -> Buckets:
+    def cut(episodes: list[Episode]) -> Buckets:
+        own = build_batch(
+            [episodes[i] for i in own_rows(episodes, accelerator.process_index, accelerator.num_processes)]
+        )
         limits = recipe.learner
-        return Buckets.of(batch, accelerator, max_tokens=limits.micro_batch_tokens, max_padding=limits.max_padding)
+        return Buckets.of(own, accelerator, max_tokens=limits.micro_batch_tokens, max_padding=limits.max_padding)
 
-    checked: list[Batch] = cut(build_batch(held_out)).parts
+    checked = cut(held_out).parts
     figures = {"explained_variance_before": explained_variance_of(checked, trainee).value()}
     rng, order = random.Random(recipe.seed), list[Episode]()
     with display.stage("Value pretraining", config.steps) as advance:
         for _ in range(config.steps):
             if len(order) < config.batch_size:
                 order = rng.sample(train, len(train))
-            batch = build_batch([order.pop() for _ in range(min(config.batch_size, len(order)))])
-            buckets = cut(batch)
-            _, statistics = update_critic(buckets, trainee, algorithm, settings, float(batch.action_tokens))
+            chosen = [order.pop() for _ in range(min(config.batch_size, len(order)))]
+            tokens = float(sum(episode.action_tokens for episode in chosen))
+            _, statistics = update_critic(cut(chosen), trainee, algorithm, settings, tokens)
             advance(1, explained_variance=statistics.value())
     figures["explained_variance_held_out"] = explained_variance_of(checked, trainee).value()
     return trainee, figures
 
 
-def run_value_pretraining(recipe: Recipe, model: Path, display: Display) -> Path:
+def run_value_pretraining(recipe: Recipe, model: Path, display: Display, accelerator: Accelerator) -> Path:
     """Pretrain the critic of `recipe` and return its folder, `runs/<name>/value`; done once, then found again."""
-    target = recipe.run_dir / "value"
+    target, scratch = recipe.run_dir / "value", recipe.run_dir / ".value"
     config = recipe.value_pretraining
-    if config is None or (target / "config.json").exists():
+    if config is None or share(accelerator, (target / "config.json").exists()):
         return target
-    scratch = recipe.run_dir / ".value"
-    shutil.rmtree(scratch, ignore_errors=True)
-    total = config.episodes + config.held_out_episodes
-    episodes = asyncio.run(collect_episodes(recipe, model, scratch, total, display))
-    # Held out by position in the order of issue, not of completion: quick episodes finish first.
+    episodes: list[Episode] = []
+    if accelerator.is_main_process:
+        shutil.rmtree(scratch, ignore_errors=True)
+        total = config.episodes + config.held_out_episodes
+        episodes = asyncio.run(collect_episodes(recipe, model, scratch, total, display))
+    episodes = share(accelerator, episodes)
+    # Held out by name, not by completion: quick episodes finish first.
     episodes.sort(key=lambda episode: episode.id)
     held_out, train = episodes[: config.held_out_episodes], episodes[config.held_out_episodes :]
     torch.manual_seed(recipe.seed)
-    trainee, figures = fit_critic(new_critic(load_body(model, recipe.model)), train, held_out, recipe, display)
+    critic = new_critic(load_body(model, recipe.model))
+    trainee, figures = fit_critic(critic, train, held_out, recipe, display, accelerator)
     figures["success"] = sum(e.reward > 0 for e in episodes) / len(episodes)
-    save_critic(trainee.unwrapped, scratch)
-    (scratch / "figures.json").write_text(json.dumps(figures, indent=1))
-    scratch.rename(target)
+    if accelerator.is_main_process:
+        save_critic(trainee.unwrapped, scratch)
+        (scratch / "figures.json").write_text(json.dumps(figures, indent=1))
+        scratch.rename(target)
+    accelerator.wait_for_everyone()
     display.log(
         f"critic pretrained: held-out explained variance {figures['explained_variance_held_out']:.3f}, "
         f"success of the rollouts {figures['success']:.1%}"
@@ -140,16 +153,18 @@ def main(argv: list[str] | None = None) -> int:
     def run(recipe: Recipe, display: Display) -> dict[str, Any]:
         if recipe.value_pretraining is None:
             raise RecipeError("value_pretraining: the recipe has no such section")
-        folder = run_value_pretraining(recipe, starting_model(recipe, display), display)
+        accelerator = make_accelerator(recipe)
+        model = starting_model(recipe, display, accelerator)
+        folder = run_value_pretraining(recipe, model, display, accelerator)
         return {"critic": str(folder), **json.loads((folder / "figures.json").read_text())}
 
     return command(__doc__, run, argv)
 
 
-def starting_model(recipe: Recipe, display: Display) -> Path:
+def starting_model(recipe: Recipe, display: Display, accelerator: Accelerator) -> Path:
     """The policy that RL starts from: the cold start's if the recipe has one, else `model.path`."""
     if recipe.sft is not None:
-        return run_sft(recipe, display)
+        return run_sft(recipe, display, accelerator)
     if recipe.model.path is None:
         raise RecipeError("sft: a tiny model needs a cold start (its weights are random)")
     return recipe.model.path

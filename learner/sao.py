@@ -263,11 +263,11 @@ def _standard_deviation(accelerator: Accelerator, advantages: Tensor, action_mas
 
 
 def explained_variance_of(parts: Sequence[Batch], critic: Trainee) -> EVStatistics:
-    """Statistics of explained variance over held-out episodes, without training."""
+    """Statistics of explained variance over held-out episodes of all ranks, without training."""
     statistics = EVStatistics()
     with torch.no_grad():
         for part in parts:
             values = critic.module(part.input_ids.to(critic.accelerator.device))[0].cpu()
             _, returns = skip_observation_gae(part.rewards, values, part.action_mask, lam=1.0)
             statistics = statistics.merge(EVStatistics.of(returns, values, part.action_mask))
-    return statistics
+    return _merge(critic.accelerator, statistics)

@@ -25,12 +25,16 @@ from learner.config import Recipe, RecipeError, SFTConfig
 from learner.display import Display
 from learner.forward import PolicyForward
 from learner.models import load_policy_model, save_policy_model
+from learner.ranks import make_accelerator, share
 from learner.tiny import write_tiny_model
 from learner.traces import Message, write_traces
 from learner.trainee import Trainee
 
 Example = tuple[Tensor, Tensor]
 """Token ids int64[T] and the action mask bool[T] of one trace."""
+
+Phase = tuple[list[list[Message]], int]
+"""Traces, and how many updates to make on them."""
 
 
 def encode_trace(messages: Sequence[Message], renderer: ChatRenderer) -> Example:
@@ -79,11 +83,14 @@ def fit(
     progress: Callable[..., None],
 ) -> None:
     """Minimise the negative log-likelihood of the action tokens, `steps` updates."""
+    accelerator = policy.accelerator
     for input_ids, mask in batches(examples, batch_size, steps, seed):
-        ids, actions = input_ids.to(policy.accelerator.device), mask.to(policy.accelerator.device)
+        own = slice(accelerator.process_index, None, accelerator.num_processes)
+        ids, actions = input_ids[own].to(accelerator.device), mask[own].to(accelerator.device)
         logprobs, _ = policy.module(ids, actions)
-        loss = -logprobs.sum() / actions.sum().clamp(min=1)
-        policy.accelerator.backward(loss)
+        # Of the global batch, divided by the world because gradients are averaged over it.
+        loss = -logprobs.sum() * accelerator.num_processes / mask.sum().clamp(min=1)
+        accelerator.backward(loss)
         policy.step()
         progress(1, loss=float(loss.detach()))
 
@@ -131,15 +138,36 @@ def _read_traces(path: Path) -> list[list[Message]]:
     return found
 
 
-def run_sft(recipe: Recipe, display: Display) -> Path:
+def run_sft(recipe: Recipe, display: Display, accelerator: Accelerator) -> Path:
     """Do the cold start of `recipe` and return the model's folder, `runs/<name>/sft`; done once, then found again."""
-    target = recipe.run_dir / "sft"
-    if (target / "config.json").exists():
-        return target
+    target, scratch = recipe.run_dir / "sft", recipe.run_dir / ".sft"
     config = recipe.sft
+    if share(accelerator, (target / "config.json").exists()):
+        return target
     if config is None:
         raise RecipeError("sft: the recipe has no section `sft`")
-    scratch = recipe.run_dir / ".sft"
+    phases = share(accelerator, _prepare(recipe, config, scratch, display) if accelerator.is_main_process else [])
+    source = scratch if recipe.model.path is None else recipe.model.path
+    renderer = ChatRenderer.from_pretrained(source)
+    torch.manual_seed(recipe.seed)
+    model = load_policy_model(source, recipe.model)
+    total = sum(steps for _, steps in phases)
+    policy = Trainee.prepare(PolicyForward(model), config.optimizer, accelerator, total_steps=total)
+    with display.stage("Cold start", total) as advance:
+        for traces, steps in phases:
+            examples = [encode_trace(messages, renderer) for messages in traces]
+            fit(policy, examples, steps=steps, batch_size=config.batch_size, seed=recipe.seed, progress=advance)
+    if accelerator.is_main_process:
+        save_policy_model(policy.unwrapped.model, source, scratch)
+        scratch.rename(target)
+    accelerator.wait_for_everyone()
+    return target
+
+
+def _prepare(
+    recipe: Recipe, config: SFTConfig, scratch: Path, display: Display
+) -> list[tuple[list[list[Message]], int]]:
+    """Traces with the steps to train on them, and in `scratch` the untrained model of a recipe that makes its own."""
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     if config.traces:
@@ -149,31 +177,15 @@ def run_sft(recipe: Recipe, display: Display) -> Path:
     if recipe.model.tiny:
         corpus = [f"{m['role']}\n{m['content']}" for trace in clean[:4000] for m in trace]
         write_tiny_model(scratch, recipe.model.tiny, corpus, recipe.seed)
-        source = scratch
-    else:
-        assert recipe.model.path is not None
-        source = recipe.model.path
-    renderer = ChatRenderer.from_pretrained(source)
-    torch.manual_seed(recipe.seed)
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    model = load_policy_model(source, recipe.model)
-    total = config.clean_steps + config.imperfect_steps
-    policy = Trainee.prepare(PolicyForward(model), config.optimizer, accelerator, total_steps=total)
-    with display.stage("Cold start", total) as advance:
-        for traces, steps in ((clean, config.clean_steps), (imperfect, config.imperfect_steps)):
-            if traces and steps:
-                examples = [encode_trace(messages, renderer) for messages in traces]
-                fit(policy, examples, steps=steps, batch_size=config.batch_size, seed=recipe.seed, progress=advance)
-    save_policy_model(policy.unwrapped.model, source, scratch)
-    scratch.rename(target)
-    return target
+    phases = [(clean, config.clean_steps), (imperfect, config.imperfect_steps)]
+    return [(traces, steps) for traces, steps in phases if traces and steps]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; see `--help`."""
 
     def run(recipe: Recipe, display: Display) -> dict[str, Any]:
-        return {"model": str(run_sft(recipe, display))}
+        return {"model": str(run_sft(recipe, display, make_accelerator(recipe)))}
 
     return command(__doc__, run, argv)
 

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
 
@@ -26,11 +25,12 @@ from learner.loop import Loop
 from learner.models import save_policy_model
 from learner.plots import draw_curves
 from learner.pretrain_value import count_tasks, run_value_pretraining, starting_model
+from learner.ranks import Ranks, is_main, make_accelerator, share
 from learner.run_dir import claim_run
 from learner.services import Services
 
 
-async def run_loop(recipe: Recipe, learner: Learner, folder: Path, display: Display) -> list[Score]:
+async def run_loop(recipe: Recipe, learner: Learner, ranks: Ranks, folder: Path, display: Display) -> list[Score]:
     """Start the other processes, train until the recipe's last step or the first Ctrl-C, evaluate at the end."""
     algorithm = learner.algorithm
     tasks = await asyncio.to_thread(count_tasks, recipe)
@@ -46,7 +46,7 @@ async def run_loop(recipe: Recipe, learner: Learner, folder: Path, display: Disp
     stop = asyncio.Event()
     with _first_interrupt(stop, display):
         async with Services.start(recipe, model=model, folder=folder, store_config=store_config) as services:
-            loop = Loop(recipe, learner, services, folder, display, stop, held_out=await count_held_out(recipe))
+            loop = Loop(recipe, learner, ranks, services, folder, display, stop, held_out=await count_held_out(recipe))
             return score(await loop.run())
 
 
@@ -72,18 +72,23 @@ def _first_interrupt(stop: asyncio.Event, display: Display):  # type: ignore[no-
 def train(recipe: Recipe, display: Display) -> list[Score]:
     """The whole pipeline of a recipe: cold start, value pretraining, SAO. Each stage is done once and found again."""
     torch.manual_seed(recipe.seed)
-    with claim_run(recipe) as folder:
-        model = starting_model(recipe, display)
-        critic = run_value_pretraining(recipe, model, display)
-        accelerator = Accelerator(
-            cpu=not torch.cuda.is_available(), log_with=recipe.learner.tracker, project_dir=str(folder)
-        )
+    folder = recipe.run_dir
+    with claim_run(recipe) if is_main() else contextlib.nullcontext():
+        accelerator = make_accelerator(recipe)
+        model = starting_model(recipe, display, accelerator)
+        critic = run_value_pretraining(recipe, model, display, accelerator)
         learner = Learner.build(recipe, accelerator, policy_folder=model, critic_folder=critic)
-        saved = checkpoints(folder / "checkpoints")
-        if saved:
-            for line in learner.resume(saved[-1]):
+        for path in share(accelerator, checkpoints(folder / "checkpoints")[-1:]):
+            for line in learner.resume(path):
                 display.log(line)
-        scores = asyncio.run(run_loop(recipe, learner, folder, display))
+        ranks = Ranks(learner)
+        if not accelerator.is_main_process:
+            ranks.follow()
+            return []
+        try:
+            scores = asyncio.run(run_loop(recipe, learner, ranks, folder, display))
+        finally:
+            ranks.dismiss()
         draw_curves(folder / "metrics.jsonl", folder / "curves.png", recipe.name)
         save_policy_model(learner.policy.unwrapped.model, model, folder / "final")
         return scores
@@ -118,6 +123,8 @@ def main(argv: list[str] | None = None) -> int:
         started = time.monotonic()
         with Display(recipe.name) as display:
             scores = train(recipe, display)
+        if not is_main():
+            return 0
         for table in summary(recipe, scores, time.monotonic() - started):
             Console().print(table)
         return 0

@@ -46,11 +46,11 @@ def learner(model: Path, folder: Path, algorithm: str, tokens: int) -> Learner:
     return own
 
 
-def trained(own: Learner, episodes: list[Episode]) -> dict[str, Any]:
-    """Weights and figures after one step, and after a second one on the same episodes."""
+def trained(own: Learner, episodes: list[Episode], rows: list[int] | None = None) -> dict[str, Any]:
+    """Weights and figures after one step, and after a second one on the same episodes; `rows` are this rank's."""
     found: dict[str, Any] = {}
     for step in range(2):
-        _, result = own.step(episodes)
+        _, result = own.step(episodes, rows)
         found[f"figures {step}"] = result.figures
         found[f"policy {step}"] = snapshot(own.policy)
         if own.critic is not None:
@@ -67,5 +67,7 @@ if __name__ == "__main__":
         algorithm, case = job.split(":")
         own = learner(Path(model), Path(folder), algorithm, micro_batches(case, rank))
         assert own.policy.accelerator.num_processes == 2
-        torch.save(trained(own, halves(case)[rank]), Path(folder) / f"{algorithm}_{case}_{rank}.pt")
+        first, second = halves(case)
+        rows = [list(range(len(first))), list(range(len(first), len(first) + len(second)))][rank]
+        torch.save(trained(own, [*first, *second], rows), Path(folder) / f"{algorithm}_{case}_{rank}.pt")
     torch.distributed.destroy_process_group()

@@ -1,0 +1,100 @@
+"""Several processes, one learner: what the main process decides, every rank does.
+
+    accelerate launch --num_processes 2 -m learner.train recipes/tir_tiny.yaml
+
+The main process alone talks to store, engines and runtime. A step is called on all ranks with the whole batch, and
+each takes its own rows. One process is a world of size 1 and goes the same way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
+
+from agent.episode import Episode
+from learner.config import Recipe
+
+if TYPE_CHECKING:
+    from learner.learner import Learner
+
+T = TypeVar("T")
+
+
+def is_main() -> bool:
+    """Whether this is the main process, before any accelerator is there."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def make_accelerator(recipe: Recipe) -> Accelerator:
+    """The run's accelerator: CPU without CUDA, the recipe's precision and tracker, a limit on every collective."""
+    return Accelerator(
+        cpu=not torch.cuda.is_available(),
+        mixed_precision="bf16" if recipe.model.dtype == "bfloat16" else "no",
+        log_with=recipe.learner.tracker,
+        project_dir=str(recipe.run_dir),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=recipe.learner.collective_timeout_s))],
+    )
+
+
+def share(accelerator: Accelerator, value: T) -> T:
+    """The main process's `value`, on every rank."""
+    found: list[Any] = [value if accelerator.is_main_process else None]
+    broadcast_object_list(found)
+    return found[0]
+
+
+def own_rows(episodes: Sequence[Episode], rank: int, world: int) -> list[int]:
+    """The rows of a batch that are this rank's: whole groups, dealt in order of length so that ranks are even.
+
+    A group is never split, because its advantages compare its members. Raises `ValueError` if a rank gets none.
+    """
+    if world == 1:
+        return list(range(len(episodes)))
+    groups: dict[str, list[int]] = {}
+    for row, episode in enumerate(episodes):
+        groups.setdefault(episode.group_id or episode.id, []).append(row)
+    if len(groups) < world:
+        raise ValueError(f"a batch of {len(groups)} prompts cannot be dealt to {world} processes; raise batch_size")
+
+    def tokens(rows: list[int]) -> int:
+        return sum(len(segment.token_ids) for row in rows for segment in episodes[row].segments)
+
+    dealt = sorted(groups.values(), key=tokens, reverse=True)[rank::world]
+    return sorted(row for rows in dealt for row in rows)
+
+
+class Ranks:
+    """Calls a learner's collective methods on every rank.
+
+    Main: `call("step", episodes)`*, then `dismiss()`. Others: `follow()`, which returns when dismissed.
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        self.accelerator = learner.policy.accelerator
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Run `learner.method(*arguments)` everywhere; the main process's own result."""
+        share(self.accelerator, (method, arguments))
+        return getattr(self.learner, method)(*arguments)
+
+    def heartbeat(self) -> None:
+        """Keep waiting ranks within their time limit while there is no batch."""
+        share(self.accelerator, ("", ()))
+
+    def dismiss(self) -> None:
+        """Let the others go."""
+        share(self.accelerator, None)
+
+    def follow(self) -> None:
+        """Do what the main process says until it says no more."""
+        while (message := share(self.accelerator, None)) is not None:
+            method, arguments = message
+            if method:
+                getattr(self.learner, method)(*arguments)
