@@ -85,10 +85,10 @@ class SFTConfig(_Section):
     clean_traces: int = 20_000
     imperfect_traces: int = 2_000
     error_rate: float = Field(default=0.3, ge=0, le=1)
-    clean_steps: int = 800
-    imperfect_steps: int = 60
+    clean_steps: int = 1000
+    imperfect_steps: int = 40
     batch_size: int = 32
-    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-2, betas=(0.9, 0.98), warmup_steps=20, final_lr_ratio=0.1)
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1.5e-2, betas=(0.9, 0.98), warmup_steps=20, final_lr_ratio=0.1)
 
 
 class ValuePretrainingConfig(_Section):
