@@ -37,7 +37,7 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 clean:
 	rm -rf $(VENV) .make .mypy_cache .pytest_cache .ruff_cache

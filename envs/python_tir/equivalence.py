@@ -373,13 +373,7 @@ def _undone(answer: str, gold: str) -> bool:
         or re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", answer))
     ):
         return False
-    done = _DONE.fullmatch(answer.replace(" ", "") if "/" not in answer else answer)
-    return done is None or (value is not None and value[0].denominator == 1 and _whole_fraction(answer))
-
-
-def _whole_fraction(answer: str) -> bool:
-    """Whether an integer is written as a division, which is the calculation again."""
-    return re.fullmatch(r"[+-]?(?:\d+/\d+|\\frac\{-?\d+\}\{\d+\})", answer) is not None
+    return _DONE.fullmatch(answer.replace(" ", "") if "/" not in answer else answer) is None
 
 
 def _measured(value: str, unit: Unit | None, gold_value: str, gold_unit: Unit | None) -> bool:

@@ -346,7 +346,7 @@ def test_make_vec_runs_the_tool_in_every_mode(mode: str) -> None:
         assert infos["messages"][1][-1]["role"] == "user"
         observations, *_ = vector.step((call("print('é' * 3)"), r"\boxed{42}"))
         assert (observations[0].strip(), observations[1]) == ("ééé", "")
-        observations, rewards, terminated, *_ = vector.step((r"\boxed{6 \cdot 7}", "ignored: it is being reset"))
+        observations, rewards, terminated, *_ = vector.step((r"\boxed{42.0}", "ignored: it is being reset"))
         assert rewards.tolist() == [1.0, 0.0]
         assert terminated.tolist() == [True, False]
     finally:
