@@ -113,12 +113,13 @@ async def run_evaluation(
     samples: int,
     timeout_s: float,
     name: str = "",
+    stop: asyncio.Event | None = None,
     progress: Callable[[int], None] = lambda finished: None,
 ) -> list[Episode]:
     """Have the first `tasks` held-out tasks run `samples` times at `version`; nobody may publish meanwhile.
 
-    Every action token must come from `version`, or the figure would be of no policy at all. `check` raises when a
-    process that is needed has gone.
+    Once `stop` is set the evaluation is given up and the answer is []. Every action token must come from `version`,
+    or the figure would be of no policy at all. `check` raises when a process that is needed has gone.
     """
     evaluation = await store.start_evaluation(version, list(range(tasks)), samples, name)
     try:
@@ -129,6 +130,9 @@ async def run_evaluation(
                 progress(status.finished)
                 if status.finished >= status.requested:
                     break
+                if stop is not None and stop.is_set():
+                    await store.cancel_evaluation(evaluation)
+                    return []
                 await asyncio.sleep(_POLL_S)
     except TimeoutError as error:
         await store.cancel_evaluation(evaluation)

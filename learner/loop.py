@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ class Loop:
     held_out: int
     last_evaluation: list[Episode] = field(default_factory=list)
     evaluated_at: int = -1
+    # An evaluation that Ctrl-C gave up must not be found again by the next session under the same name.
+    session: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     async def run(self) -> list[Episode]:
         """Train until the recipe's last step or until `stop` is set."""
@@ -185,21 +188,24 @@ class Loop:
         """Evaluate the served version; nothing is published meanwhile."""
         progress = self.learner.progress
         started = time.monotonic()
-        self.last_evaluation = await run_evaluation(
+        episodes = await run_evaluation(
             self.services.store,
             self.services.check,
             version=progress.version,
             tasks=self.held_out,
             samples=self.recipe.evaluation.samples,
             timeout_s=self.recipe.evaluation.timeout_s,
-            name=f"step {progress.step}",
+            name=f"step {progress.step}, session {self.session}",
+            stop=self.stop,
         )
-        self.evaluated_at = progress.step
-        count = len(self.last_evaluation)
+        if not episodes:
+            return {}
+        self.last_evaluation, self.evaluated_at = episodes, progress.step
+        count = len(episodes)
         figures = {
-            "evaluation/success": sum(e.reward > 0 for e in self.last_evaluation) / count,
-            "evaluation/reused_output": sum(bool(e.metrics.get("reused_output")) for e in self.last_evaluation) / count,
-            "evaluation/action_tokens": sum(e.action_tokens for e in self.last_evaluation) / count,
+            "evaluation/success": sum(e.reward > 0 for e in episodes) / count,
+            "evaluation/reused_output": sum(bool(e.metrics.get("reused_output")) for e in episodes) / count,
+            "evaluation/action_tokens": sum(e.action_tokens for e in episodes) / count,
             "time/evaluation_s": time.monotonic() - started,
         }
         if record:

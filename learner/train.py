@@ -90,7 +90,8 @@ def train(recipe: Recipe, display: Display) -> list[Score]:
         finally:
             ranks.dismiss()
         draw_curves(folder / "metrics.jsonl", folder / "curves.png", recipe.name)
-        save_policy_model(learner.policy.unwrapped.model, model, folder / "final")
+        if learner.progress.step >= recipe.learner.steps:
+            save_policy_model(learner.policy.unwrapped.model, model, folder / "final")
         return scores
 
 
@@ -107,8 +108,9 @@ def summary(recipe: Recipe, scores: list[Score], seconds: float) -> list[Table]:
         "this session": f"{seconds / 60:.1f} min",
         "curves": str(recipe.run_dir / "curves.png"),
         "episodes": f"python -m agent.inspect {recipe.run_dir}",
-        "model": str(recipe.run_dir / "final"),
     }
+    if (recipe.run_dir / "final").exists():
+        rows["model"] = str(recipe.run_dir / "final")
     for name, value in rows.items():
         table.add_row(name, value)
     return [score_table(scores), table] if scores else [table]
