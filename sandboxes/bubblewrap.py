@@ -16,6 +16,20 @@ LIBRARIES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/a
 CONVENIENCES = ("/etc/fonts", "/etc/nsswitch.conf", "/etc/mime.types")
 ROOT = "/opt/sandbox"
 PROC = f"{ROOT}/proc"
+HOST = f"{ROOT}/host"
+HIDDEN = ("/tmp", "/dev")
+"""Folders that a sandbox has for itself. What the caller's Python keeps in them is shown under `HOST` instead."""
+
+
+def shown(path: str) -> str:
+    """Return where a path of the caller's Python is found inside: at its own place, unless that place is hidden."""
+    return HOST + path if path.startswith(tuple(f"{hidden}/" for hidden in HIDDEN)) else path
+
+
+def interpreter() -> str:
+    """Return the path of the caller's Python inside. A link that would lead to a hidden place is followed first."""
+    real = os.path.realpath(sys.executable)
+    return shown(sys.executable if shown(real) == real else real)
 
 
 def binds(site: list[str]) -> list[str]:
@@ -33,10 +47,10 @@ def binds(site: list[str]) -> list[str]:
     for path in sorted({sys.prefix, sys.base_prefix, executable, *site}, key=len):
         if not any(path == known or path.startswith(known + "/") for known in seen):
             seen.append(path)
-            for above in reversed(pathlib.PurePath(path).parents[:-1]):
+            for above in reversed(pathlib.PurePath(shown(path)).parents[:-1]):
                 # Made by bubblewrap itself they would have the mode of their originals, such as 0700 of /root.
                 arguments += ["--perms", "0755", "--dir", str(above)]
-            arguments += ["--ro-bind", path, path]
+            arguments += ["--ro-bind", path, shown(path)]
     return arguments
 
 
@@ -64,12 +78,20 @@ def launch(options: dict[str, Any]) -> list[str]:
     command += ["--dev", "/dev", "--remount-ro", "/dev", "--tmpfs", "/tmp"]
     command += ["--ro-bind", INSIDE, f"{ROOT}/inside"]
     command += ["--remount-ro", "/", "--chdir", "/", "--hostname", "sandbox"]
-    options = {**options, "isolate": True, "uid_base": base, "keep_reading": False, "folder": None}
+    options = {
+        **options,
+        "site": [shown(path) for path in options["site"]],
+        "isolate": True,
+        "uid_base": base,
+        "keep_reading": False,
+        "folder": None,
+    }
     options["proc"] = None if base is None else PROC
-    return [*command, "--", *python_command(ROOT, options)]
+    return [*command, "--", *python_command(ROOT, options, interpreter())]
 
 
 class BubblewrapSandbox(ZygoteSandbox):
     """Commands in a bubblewrap sandbox of their own."""
 
     launcher = staticmethod(launch)
+    interpreter = staticmethod(interpreter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 from typing import Any, Self
 
 from sandboxes.base import Limits, RunResult, SandboxFault
@@ -24,6 +25,11 @@ class ZygoteSandbox:
     """
 
     launcher: Launcher
+
+    @staticmethod
+    def interpreter() -> str:
+        """Return the path, inside, of the Python that this process runs on."""
+        return sys.executable
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()

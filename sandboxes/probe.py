@@ -47,7 +47,7 @@ def launcher(name: str) -> Launcher:
 async def _try(backend: type[ZygoteSandbox]) -> str:
     """Run one command in a sandbox; returns what is wrong, or nothing."""
     # The import shows that the sandbox's user can read the interpreter's folder.
-    command = [sys.executable, "-c", "import wave; print('works')"]
+    command = [backend.interpreter(), "-c", "import wave; print('works')"]
     try:
         async with asyncio.timeout(PROBE_S), backend(Limits(wall_clock_s=PROBE_S / 2)) as sandbox:
             result = await sandbox.run(command)

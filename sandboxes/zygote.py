@@ -56,10 +56,10 @@ def site_packages() -> list[str]:
     return [path for path in sys.path if os.path.basename(path) in names and os.path.isdir(path)]
 
 
-def python_command(root: str, options: dict[str, Any]) -> list[str]:
-    """Return the command that starts a zygote whose code lies in `root`/inside."""
+def python_command(root: str, options: dict[str, Any], interpreter: str = sys.executable) -> list[str]:
+    """Return the command that starts a zygote whose code lies in `root`/inside, with the Python at `interpreter`."""
     flags = ["-I", "-S", "-B", "-X", "utf8"]
-    return [sys.executable, *flags, "-c", BOOT.format(root=root), json.dumps({**options, "root": root})]
+    return [interpreter, *flags, "-c", BOOT.format(root=root), json.dumps({**options, "root": root})]
 
 
 def uid_base() -> int | None:

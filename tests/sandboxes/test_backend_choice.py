@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,30 @@ def test_importing_the_package_needs_nothing_but_the_standard_library() -> None:
         [sys.executable, "-S", "-c", code, str(ROOT)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "False\n", done.stderr
+
+
+def test_a_python_that_lives_under_tmp_is_found_behind_the_private_tmp(tmp_path: Path) -> None:
+    """A checkout in /tmp has its virtual environment there, where every sandbox has a folder of its own."""
+    if not str(tmp_path).startswith("/tmp/"):
+        pytest.skip("the temporary folder is not in /tmp here")
+    environment = tmp_path / "venv"
+    venv.create(environment, symlinks=True, with_pip=False)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    (packages / "a_package_of_tmp.py").write_text("answer = 42")
+    for path in [p for p in sys.path if p.endswith("-packages")] + [str(ROOT)]:
+        with (packages / "others.pth").open("a") as file:
+            file.write(path + "\n")
+    cell = "import os, a_package_of_tmp; (a_package_of_tmp.answer, os.listdir('/tmp'))"
+    code = f"""
+import asyncio
+from sandboxes.pool import PythonPool
+async def main():
+    async with PythonPool("bubblewrap") as pool:
+        session = await pool.session()
+        print((await session.run({cell!r})).output)
+asyncio.run(main())
+"""
+    found = subprocess.run(
+        [environment / "bin" / "python", "-c", code], capture_output=True, text=True, timeout=60, cwd="/", check=False
+    )
+    assert found.stdout.strip() == "(42, [])", found.stderr
