@@ -1,10 +1,14 @@
-"""The start-up gate: trainer and engine must give the same tokens the same log-probs, or every ratio is wrong."""
+"""The start-up gate: trainer and engine must give the same tokens the same log-probs, or every ratio is wrong.
+
+On demand: `python -m learner.parity --engine URL --model PATH`, see `learner/parity_command.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,12 +17,18 @@ from agent.engines.base import Completion, Engine
 from agent.episode import SamplingParams
 from learner.forward import PolicyForward
 
+Measure = Literal["mean", "max"]
+"""Which of the differences is held against the threshold."""
+
 _TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
 class ParityReport:
-    """Absolute differences of log-probs over `tokens` sampled tokens, and what they would do to the gate."""
+    """Absolute differences of log-probs over `tokens` sampled tokens, and what they would do to the gate.
+
+    `*_ratio_error` are those of |ratio - 1|, the ratio being exp(trainer's log-prob - engine's).
+    """
 
     version: int
     tokens: int
@@ -28,6 +38,13 @@ class ParityReport:
     max_ratio: float
     gated_share: float
     cause: str = ""
+    max_ratio_error: float = 0.0
+    mean_ratio_error: float = 0.0
+    p99_ratio_error: float = 0.0
+
+    def worst(self, measure: Measure) -> float:
+        """The difference that `measure` names."""
+        return self.max_difference if measure == "max" else self.mean_difference
 
     def __str__(self) -> str:
         text = (
@@ -62,18 +79,20 @@ def compare(
     *,
     bounds: tuple[float, float],
     threshold: float,
+    measure: Measure = "mean",
 ) -> ParityReport:
     """Score what the engine sampled with the trainer; `bounds` are the gate's in log space.
 
-    Names the likely cause where the mean difference is above `threshold`.
+    Names the likely cause where the mean (or max) difference is above `threshold`.
     """
     engine = torch.tensor([p for c in completions for p in c.logprobs])
     trainer = torch.cat([score(policy, p, c) for p, c in zip(prompts, completions, strict=True)])
     log_ratio = trainer - engine
     difference = log_ratio.abs()
     mean = float(difference.mean())
+    ratio_error = log_ratio.exp().sub(1.0).abs()
     cause = ""
-    if not mean <= threshold:
+    if not float(difference.max() if measure == "max" else mean) <= threshold:
         cause = _likely_cause(policy, prompts, completions, engine, mean)
     return ParityReport(
         version=max(v for c in completions for v in c.versions),
@@ -84,6 +103,9 @@ def compare(
         max_ratio=float(log_ratio.max().exp()),
         gated_share=float(((log_ratio <= bounds[0]) | (log_ratio >= bounds[1])).float().mean()),
         cause=cause,
+        max_ratio_error=float(ratio_error.max()),
+        mean_ratio_error=float(ratio_error.mean()),
+        p99_ratio_error=float(ratio_error.quantile(0.99)),
     )
 
 
@@ -114,3 +136,9 @@ def _likely_cause(
     if mean < 0.05:
         return "dtype: engine and trainer compute in different precisions; use the same, or float32 for the router"
     return "different weights or another model: is the engine serving the version that the trainer holds?"
+
+
+if __name__ == "__main__":
+    from learner.parity_command import main
+
+    raise SystemExit(main())
