@@ -91,7 +91,6 @@ class Loop:
                 self._report(figures)
         if self.evaluated_at != progress.step and not self.stop.is_set():
             await self._evaluate()
-        accelerator.end_training()
         return self.last_evaluation
 
     async def _align(self) -> None:

@@ -84,11 +84,13 @@ def train(recipe: Recipe, display: Display) -> list[Score]:
         ranks = Ranks(learner)
         if not accelerator.is_main_process:
             ranks.follow()
+            accelerator.end_training()
             return []
         try:
             scores = asyncio.run(run_loop(recipe, learner, ranks, folder, display))
         finally:
             ranks.dismiss()
+            accelerator.end_training()
         draw_curves(folder / "metrics.jsonl", folder / "curves.png", recipe.name)
         if learner.progress.step >= recipe.learner.steps:
             save_policy_model(learner.policy.unwrapped.model, model, folder / "final")
