@@ -45,13 +45,19 @@ class TinyModelConfig(_Section):
 class ModelConfig(_Section):
     """`path`: a folder in Hugging Face format (weights, config, tokenizer, chat template); or else `tiny`.
 
-    Exactly one of the two. `dtype` is the dtype of the trained weights; `experts_implementation` and
-    `attention_implementation` are transformers' own names.
+    Exactly one of the two. `dtype` is the dtype of the trained weights, `compute_dtype` that of the forwards (None:
+    the same); updates of 1e-6 are lost in bfloat16, so large runs keep float32 weights and compute in bfloat16.
+    `experts_implementation` and `attention_implementation` are transformers' own names. With `recompute_layers` a
+    layer's activations are made again in the backward pass. `architecture`: a name in recipes/models, or a folder with
+    a config.json, from which `learner.plan` knows the model before its weights are there.
     """
 
     path: Path | None = None
     tiny: TinyModelConfig | None = None
+    architecture: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: Literal["float32", "bfloat16"] | None = None
+    recompute_layers: bool = False
     attention_implementation: str = "sdpa"
     experts_implementation: str | None = "grouped_mm"
     trust_remote_code: bool = False
@@ -61,6 +67,11 @@ class ModelConfig(_Section):
         if (self.path is None) == (self.tiny is None):
             raise ValueError("give either `path` (an existing model) or `tiny` (a model made here), not both or none")
         return self
+
+    @property
+    def computes_in(self) -> Literal["float32", "bfloat16"]:
+        """The dtype of the forwards."""
+        return self.compute_dtype or self.dtype
 
 
 class OptimizerConfig(_Section):
@@ -78,10 +89,15 @@ class OptimizerConfig(_Section):
 class SFTConfig(_Section):
     """Cold start: `clean_steps` on faultless traces, then `imperfect_steps` on traces with mistakes.
 
-    `traces` is a JSONL of message lists instead of the script's own traces.
+    `traces` is a JSONL of message lists instead of the script's own traces; with `epochs` the number of updates follows
+    from their number instead of `clean_steps`. Traces above `max_trace_tokens` are left out (None: none is).
+    `micro_batch_rows`: traces a process has in memory at once (None: its part of the batch).
     """
 
     traces: Path | None = None
+    epochs: float | None = Field(default=None, gt=0)
+    max_trace_tokens: int | None = Field(default=None, ge=1)
+    micro_batch_rows: int | None = Field(default=None, ge=1)
     clean_traces: int = 20_000
     imperfect_traces: int = 2_000
     error_rate: float = Field(default=0.3, ge=0, le=1)
@@ -89,6 +105,12 @@ class SFTConfig(_Section):
     imperfect_steps: int = 40
     batch_size: int = 32
     optimizer: OptimizerConfig = OptimizerConfig(lr=1.5e-2, betas=(0.9, 0.98), warmup_steps=20, final_lr_ratio=0.1)
+
+    @model_validator(mode="after")
+    def _epochs_need_traces(self) -> SFTConfig:
+        if self.epochs is not None and self.traces is None:
+            raise ValueError("epochs counts passes over `traces`, and there is none; set clean_steps instead")
+        return self
 
 
 class ValuePretrainingConfig(_Section):
@@ -203,6 +225,26 @@ class EvaluationConfig(_Section):
     timeout_s: float = 600.0
 
 
+class HardwareConfig(_Section):
+    """What a run is planned for; only `learner.plan` reads it.
+
+    `learner_gpus`: GPUs that the learner's state is sharded over (0: the CPU). `engine_gpus`: GPUs of the engines,
+    `gpus_per_engine` each (tensor parallel); 0: one engine on the learner's own devices. `memory_gib`: memory of one
+    GPU (None: of this machine).
+    """
+
+    learner_gpus: int = Field(default=0, ge=0)
+    engine_gpus: int = Field(default=0, ge=0)
+    gpus_per_engine: int = Field(default=1, ge=1)
+    memory_gib: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _whole_engines(self) -> HardwareConfig:
+        if self.engine_gpus % self.gpus_per_engine:
+            raise ValueError(f"engine_gpus {self.engine_gpus} is no multiple of gpus_per_engine {self.gpus_per_engine}")
+        return self
+
+
 class Recipe(_Section):
     """Everything a run needs; the resolved recipe is saved with the run."""
 
@@ -218,6 +260,7 @@ class Recipe(_Section):
     engine: EngineConfig = EngineConfig()
     runtime: RuntimeSection = RuntimeSection()
     store: StoreSection = StoreSection()
+    hardware: HardwareConfig = HardwareConfig()
 
     @property
     def run_dir(self) -> Path:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from learner.config import ModelConfig, RecipeError
 
@@ -49,7 +54,29 @@ def _load(kind: Any, path: Path, config: ModelConfig) -> Any:
     model = kind.from_pretrained(
         path, dtype=getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code, **options
     )
+    if config.recompute_layers:
+        recompute_layers(model)
     return model.eval()  # dropout off: every forward here is compared with the engine's
+
+
+def recompute_layers(model: nn.Module) -> int:
+    """Let every decoder layer keep only its input for the backward pass; returns how many layers there are.
+
+    The library's own gradient checkpointing does nothing in eval mode, which is the mode of every forward here.
+    Gradients stay the same bit for bit.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise RecipeError("model.recompute_layers: this architecture has no layers that can be computed again")
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer.forward)
+    return len(layers)
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def save_policy_model(model: Any, source: Path, target: Path) -> None:

@@ -35,7 +35,7 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     """The run's accelerator: CPU without CUDA, the recipe's precision and tracker, a limit on every collective."""
     return Accelerator(
         cpu=not torch.cuda.is_available(),
-        mixed_precision="bf16" if recipe.model.dtype == "bfloat16" else "no",
+        mixed_precision="bf16" if recipe.model.computes_in == "bfloat16" else "no",
         log_with=recipe.learner.tracker,
         project_dir=str(recipe.run_dir),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=recipe.learner.collective_timeout_s))],

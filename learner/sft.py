@@ -6,7 +6,9 @@ python -m learner.sft recipes/tir_tiny.yaml sft.clean_steps=200
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import math
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -81,18 +83,43 @@ def fit(
     batch_size: int,
     seed: int,
     progress: Callable[..., None],
+    micro_batch_rows: int | None = None,
 ) -> None:
     """Minimise the negative log-likelihood of the action tokens, `steps` updates."""
     accelerator = policy.accelerator
     for input_ids, mask in batches(examples, batch_size, steps, seed):
         own = slice(accelerator.process_index, None, accelerator.num_processes)
-        ids, actions = input_ids[own].to(accelerator.device), mask[own].to(accelerator.device)
-        logprobs, _ = policy.module(ids, actions)
-        # Of the global batch, divided by the world because gradients are averaged over it.
-        loss = -logprobs.sum() * accelerator.num_processes / mask.sum().clamp(min=1)
-        accelerator.backward(loss)
+        rows = -(-batch_size // accelerator.num_processes)
+        parts = micro_batches(input_ids[own], mask[own], rows=rows, size=micro_batch_rows)
+        total = 0.0
+        for i, (ids, actions) in enumerate(parts):
+            with contextlib.nullcontext() if i == len(parts) - 1 else accelerator.no_sync(policy.module):
+                logprobs, _ = policy.module(ids.to(accelerator.device), actions.to(accelerator.device))
+                # Of the global batch, divided by the world because gradients are averaged over it.
+                loss = -logprobs.sum() * accelerator.num_processes / mask.sum().clamp(min=1)
+                accelerator.backward(loss)
+            total += float(loss.detach())
         policy.step()
-        progress(1, loss=float(loss.detach()))
+        progress(1, loss=total)
+
+
+def micro_batches(input_ids: Tensor, mask: Tensor, *, rows: int, size: int | None) -> list[tuple[Tensor, Tensor]]:
+    """Cut a rank's part [b,T] into pieces of `size` rows (None: one piece), each as wide as its longest trace.
+
+    `rows` is the largest b of all ranks: every rank gets as many pieces as it, with an empty mask where its own rows
+    have ended, so that no rank skips a collective.
+    """
+    if size is None:
+        return [(input_ids, mask)]
+    pieces = []
+    for start in range(0, rows, size):
+        ids, actions = input_ids[start : start + size], mask[start : start + size]
+        if len(ids):
+            width = int(actions.any(0).nonzero().max()) + 1 if bool(actions.any()) else 2
+            pieces.append((ids[:, :width], actions[:, :width]))
+        else:
+            pieces.append((input_ids[:1, :2], torch.zeros_like(mask[:1, :2])))
+    return pieces
 
 
 async def collect_traces(
@@ -152,16 +179,33 @@ def run_sft(recipe: Recipe, display: Display, accelerator: Accelerator) -> Path:
     torch.manual_seed(recipe.seed)
     model = load_policy_model(source, recipe.model)
     total = sum(steps for _, steps in phases)
-    policy = Trainee.prepare(PolicyForward(model), config.optimizer, accelerator, total_steps=total)
+    forward = PolicyForward(model, chunk=recipe.learner.logprob_chunk)
+    policy = Trainee.prepare(forward, config.optimizer, accelerator, total_steps=total)
     with display.stage("Cold start", total) as advance:
         for traces, steps in phases:
-            examples = [encode_trace(messages, renderer) for messages in traces]
-            fit(policy, examples, steps=steps, batch_size=config.batch_size, seed=recipe.seed, progress=advance)
+            examples = short_enough([encode_trace(messages, renderer) for messages in traces], config.max_trace_tokens)
+            fit(
+                policy,
+                examples,
+                steps=steps,
+                batch_size=config.batch_size,
+                seed=recipe.seed,
+                progress=advance,
+                micro_batch_rows=config.micro_batch_rows,
+            )
     if accelerator.is_main_process:
         save_policy_model(policy.unwrapped.model, source, scratch)
         scratch.rename(target)
     accelerator.wait_for_everyone()
     return target
+
+
+def short_enough(examples: list[Example], limit: int | None) -> list[Example]:
+    """The traces of at most `limit` tokens; `RecipeError` if there is none."""
+    kept = [example for example in examples if limit is None or len(example[0]) <= limit]
+    if not kept:
+        raise RecipeError(f"sft.max_trace_tokens: all {len(examples)} traces have more than {limit} tokens")
+    return kept
 
 
 def _prepare(
@@ -177,7 +221,10 @@ def _prepare(
     if recipe.model.tiny:
         corpus = [f"{m['role']}\n{m['content']}" for trace in clean[:4000] for m in trace]
         write_tiny_model(scratch, recipe.model.tiny, corpus, recipe.seed)
-    phases = [(clean, config.clean_steps), (imperfect, config.imperfect_steps)]
+    clean_steps = config.clean_steps
+    if config.epochs is not None:
+        clean_steps = math.ceil(config.epochs * len(clean) / config.batch_size)
+    phases = [(clean, clean_steps), (imperfect, config.imperfect_steps)]
     return [(traces, steps) for traces, steps in phases if traces and steps]
 
 
