@@ -304,6 +304,8 @@ def main(argv: list[str] | None = None) -> int:
             f"{recipe.engine.max_context} tokens at once (runtime.concurrency is {recipe.runtime.concurrency})",
             highlight=False,
         )
+        if recipe.hardware.learner_gpus > 1:
+            console.print("counted as sharded over the learner's GPUs (FSDP2); see docs/recipes.md for what runs today")
         plan.check()
         return 0
 
