@@ -5,9 +5,11 @@ Eligibility is decided here, once; everything downstream takes the mask as given
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -115,6 +117,18 @@ def build_batch(episodes: Sequence[Episode], *, truncation: str = "terminal") ->
         task_ids=tuple(episode.task_id for episode in episodes),
         env_ids=tuple(episode.env_id for episode in episodes),
     )
+
+
+def shuffled_rewards(episodes: Sequence[Episode], seed: int) -> list[Episode]:
+    """The control: each episode gets the total reward of another one of the batch, after its last action."""
+    totals = [episode.reward for episode in episodes]
+    random.Random(seed).shuffle(totals)
+    return [
+        msgspec.structs.replace(episode, turn_rewards=(0.0,) * (len(episode.turn_rewards) - 1) + (total,))
+        if episode.turn_rewards
+        else episode
+        for episode, total in zip(episodes, totals, strict=True)
+    ]
 
 
 def bucket_by_length(lengths: Sequence[int], *, max_tokens: int, max_padding: float) -> list[list[int]]:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 
 from agent.episode import Episode
 from learner.advantages import RunningMeanBaseline
 from learner.algorithms import Algorithm
-from learner.batch import Batch, build_batch
+from learner.batch import Batch, build_batch, shuffled_rewards
 from learner.checkpoint import Progress, load_checkpoint, save_checkpoint
 from learner.config import Recipe, RecipeError
 from learner.critic import freeze
@@ -73,9 +72,9 @@ class Learner:
         `rows`: which those are, if not the share that `own_rows` deals.
         """
         config = self.recipe.learner
-        batch = build_batch(episodes, truncation=config.truncation)
         if config.shuffle_rewards:
-            batch = shuffled_rewards(batch, self.recipe.seed + self.progress.step)
+            episodes = shuffled_rewards(episodes, self.recipe.seed + self.progress.step)
+        batch = build_batch(episodes, truncation=config.truncation)
         settings = StepSettings(
             advantage_scale=config.advantage_scale,
             truncation=config.truncation,
@@ -137,13 +136,3 @@ class Learner:
         for old in snapshots[:-_KEEP_SNAPSHOTS]:
             shutil.rmtree(old, ignore_errors=True)
         return folder
-
-
-def shuffled_rewards(batch: Batch, seed: int) -> Batch:
-    """The control: each episode gets the total reward of another one, on its last action token."""
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(batch.size, generator=generator)
-    totals = (batch.rewards * batch.action_mask).sum(-1)[order]
-    last = torch.where(batch.action_mask, torch.arange(batch.action_mask.shape[1]), 0).amax(-1, keepdim=True)
-    rewards = torch.zeros_like(batch.rewards).scatter(1, last, totals[:, None])
-    return replace(batch, rewards=rewards * batch.action_mask)

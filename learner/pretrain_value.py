@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from agent import episode as records
 from agent.episode import Episode
 from envs import make_core
-from learner.batch import build_batch
+from learner.batch import build_batch, shuffled_rewards
 from learner.cli import command
 from learner.config import Recipe, RecipeError
 from learner.critic import freeze, load_head, new_critic, save_critic
@@ -103,6 +103,8 @@ def fit_critic(
 
     checked = cut(held_out).parts
     figures = {"explained_variance_before": explained_variance_of(checked, trainee).value()}
+    if recipe.learner.shuffle_rewards:  # a critic that knows the real rewards would teach them through its values
+        train = shuffled_rewards(train, recipe.seed)
     rng, order = random.Random(recipe.seed), list[Episode]()
     with display.stage("Value pretraining", config.steps) as advance:
         for _ in range(config.steps):
