@@ -1,5 +1,6 @@
 # make train     install, then train the tiny recipe to 90 % (a few minutes on two cores)
 # make test      lint, types and the whole test suite
+# make vllm      an environment of its own for the vLLM server (.venv-vllm)
 # make           only install
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -9,7 +10,7 @@ ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train test lint clean
+.PHONY: install vllm train test lint clean
 
 install: .make/install .make/bubblewrap
 
@@ -25,6 +26,13 @@ install: .make/install .make/bubblewrap
 .make/bubblewrap:
 	@mkdir -p .make
 	@command -v bwrap >/dev/null || sh sandboxes/install_bubblewrap.sh
+	@touch $@
+
+vllm: .make/vllm
+
+.make/vllm: agent/engines/vllm_env.sh
+	@mkdir -p .make
+	PYTHON=$(PYTHON) sh agent/engines/vllm_env.sh .venv-vllm
 	@touch $@
 
 train: install

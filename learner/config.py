@@ -181,10 +181,16 @@ class LearnerConfig(_Section):
 
 
 class EngineConfig(_Section):
-    """Where tokens come from: `urls` of engines that run, or none, and then one is started here (`launch`)."""
+    """Where tokens come from: `urls` of engines that run, or none, and then one is started here (`launch`).
+
+    `vllm_options` are further words for `vllm serve`, and `vllm_environment` is where it is installed (`make vllm`).
+    """
 
     urls: tuple[str, ...] = ()
-    launch: Literal["local"] = "local"
+    launch: Literal["local", "vllm"] = "local"
+    vllm_environment: Path | None = None
+    vllm_eager: bool = True
+    vllm_options: tuple[str, ...] = ()
     max_sequences: int = 64
     max_context: int = 4096
     threads: int = 1

@@ -22,7 +22,7 @@ from typing import Any
 
 from agent.engines.base import Engine
 from agent.engines.client import HttpEngine
-from agent.engines.launch import launch_local, stop_local
+from agent.engines.launch import launch_local, launch_vllm, stop_local
 from agent.store.client import StoreClient
 from learner.cli import LearnerFault
 from learner.config import Recipe
@@ -84,14 +84,7 @@ class Services:
                 version = (await services.store.status()).version
             urls = recipe.engine.urls if use_addresses else ()
             if not urls:
-                process, url = await launch_local(
-                    model,
-                    version=version,
-                    log=folder / "engine.log",
-                    max_sequences=recipe.engine.max_sequences,
-                    max_context=recipe.engine.max_context,
-                    threads=recipe.engine.threads,
-                )
+                process, url = await _start_engine(recipe, model, version, folder / "engine.log")
                 services.children["engine"] = (process, folder / "engine.log")
                 urls = (url,)
             services.engines = [HttpEngine(url) for url in urls]
@@ -113,6 +106,27 @@ class Services:
                 await self.store.close()
             if name in self.children:
                 await stop_local(self.children[name][0], grace_s=_STOP_LIMIT_S)
+
+
+async def _start_engine(recipe: Recipe, model: Path, version: int, log: Path) -> tuple[Process, str]:
+    section = recipe.engine
+    shared: dict[str, Any] = {
+        "version": version,
+        "log": log,
+        "max_sequences": section.max_sequences,
+        "max_context": section.max_context,
+        "threads": section.threads,
+    }
+    if section.launch == "local":
+        return await launch_local(model, **shared)
+    return await launch_vllm(
+        model,
+        **shared,
+        dtype=recipe.model.dtype,
+        eager=section.vllm_eager,
+        environment=section.vllm_environment,
+        options=section.vllm_options,
+    )
 
 
 async def _start_store(services: Services, folder: Path, config: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from agent.episode import SamplingParams
 
 _ID_PREFIX = "generate-tokens-"  # the server puts it before a request's id, and wants it in aborts
 _MISSING = -9999.0  # what vLLM writes for a log-prob that it does not have
+_TOO_LONG = ("maximum context length", "maximum model length")
 _CLEANUP_S = 5.0
 
 
@@ -184,15 +185,28 @@ class HttpEngine:
         await self._request("POST", "/abort_requests", body, timeout_s=timeout_s)
 
     async def _control(self, path: str, body: dict[str, Any] | None = None) -> None:
-        await self._request("POST", path, body, timeout_s=self._control_timeout_s)
+        await self._request("POST", path, body, timeout_s=self._control_timeout_s, close=True)
 
-    async def _request(self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float) -> bytes:
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float,
+        close: bool = False,
+    ) -> bytes:
+        # `close`: a connection for this call alone. vLLM resets the one on which it has failed, and /resume, coming
+        # next on it, would be lost: an engine in pause for good.
         if self._session is None:
             # The runtime bounds how many generations run; a second bound here would only hide it.
-            connector = aiohttp.TCPConnector(limit=0)
+            # Idle connections go before the server closes them (5 s for vLLM): a POST into one is lost.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
             self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         data = None if body is None else msgspec.json.encode(body)
-        headers = {"Content-Type": "application/json"} if body is not None else None
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        if close:
+            headers["Connection"] = "close"
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -229,7 +243,7 @@ def _refusal(status: int, where: str, content: bytes) -> EngineFault:
     message = f"{where}: {status}: {text}"
     if status >= 500:
         return EngineFault(message)
-    if status == 400 and "maximum context length" in text:
+    if status == 400 and any(words in text for words in _TOO_LONG):
         return ContextOverflow(message, status)
     return EngineRefused(message, status)
 

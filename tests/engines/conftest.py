@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -10,12 +11,15 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
+from agent.engines.base import EngineFault
 from agent.engines.client import HttpEngine
+from agent.engines.launch import launch_vllm, stop_local, vllm_python
 
 VOCABULARY = 96
 MAX_CONTEXT = 2048  # seconds of decoding: what must happen in flight has the time to
@@ -38,20 +42,22 @@ _SHAPE = {
 }
 
 
-def config(kind: str) -> PreTrainedConfig:
+def config(kind: str, **shape: int) -> PreTrainedConfig:
     if kind == "moe":
-        return Qwen3MoeConfig(**_SHAPE, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32)
+        return Qwen3MoeConfig(**_SHAPE | shape, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32)
     if kind == "dense":
-        return Qwen3Config(**_SHAPE)
-    return LlamaConfig(**_SHAPE)
+        return Qwen3Config(**_SHAPE | shape)
+    return LlamaConfig(**_SHAPE | shape)
 
 
-def make_model(folder: Path, kind: str, seed: int, *, nan: bool = False, eos: list[int] | None = None) -> Path:
-    """Save a model with random weights."""
+def make_model(
+    folder: Path, kind: str, seed: int, *, nan: bool = False, eos: list[int] | None = None, **shape: int
+) -> Path:
+    """Save a model with random weights; `shape` overrides sizes."""
     torch.manual_seed(seed)
-    shape = config(kind)
-    shape.eos_token_id = eos
-    model = AutoModelForCausalLM.from_config(shape)
+    settings = config(kind, **shape)
+    settings.eos_token_id = eos
+    model = AutoModelForCausalLM.from_config(settings)
     if nan:
         with torch.no_grad():
             model.get_input_embeddings().weight.fill_(float("nan"))
@@ -71,6 +77,8 @@ class EngineUnderTest:
     max_context: int = MAX_CONTEXT
     max_sequences: int = MAX_SEQUENCES
     counts_reused_tokens: bool = True
+    says_whose_fault: bool = True
+    knows_vocabulary: bool = True
 
 
 @dataclass
@@ -79,6 +87,7 @@ class Server:
     first: Path
     second: Path
     broken: Path
+    is_local: bool = True
 
 
 @contextlib.contextmanager
@@ -103,11 +112,52 @@ def _local(tmp: Path, kind: str) -> Iterator[Server]:
         log.close()
 
 
+@contextlib.contextmanager
+def _vllm(tmp: Path, kind: str) -> Iterator[Server]:
+    # head_dim: vLLM's CPU attention starts at 32.
+    snapshots = [make_model(tmp / f"{kind}{seed}", kind, seed, nan=seed == 3, head_dim=32) for seed in (1, 2, 3)]
+    log, loop = tmp / "log", asyncio.new_event_loop()
+    limits = {"max_context": MAX_CONTEXT, "max_sequences": MAX_SEQUENCES, "ready_timeout_s": 500}
+    process, url = loop.run_until_complete(launch_vllm(snapshots[0], version=0, log=log, dtype="float32", **limits))
+    try:
+        yield Server(url, *snapshots, is_local=False)
+        loop.run_until_complete(asyncio.sleep(0.1))  # lets the loop hear of an end
+        assert process.returncode is None, f"the engine died: {log.read_text()[-5000:]}"
+    finally:
+        loop.run_until_complete(stop_local(process))
+        loop.close()
+
+
+def have_vllm() -> bool:
+    """Whether tests on vLLM are collected: where its environment is, and where it is required, to fail there."""
+    if os.environ.get("SAO_REQUIRE_VLLM") == "1":
+        return True
+    try:
+        return vllm_python().exists()
+    except EngineFault:
+        return False
+
+
 # An engine is added by its name here: a context manager that starts it and tells where it is.
-_ENGINES = {"local-moe": lambda tmp: _local(tmp, "moe"), "local-dense": lambda tmp: _local(tmp, "dense")}
+_ENGINES = {
+    "local-moe": lambda tmp: _local(tmp, "moe"),
+    "local-dense": lambda tmp: _local(tmp, "dense"),
+    "vllm-moe": lambda tmp: _vllm(tmp, "moe"),
+    "vllm-dense": lambda tmp: _vllm(tmp, "dense"),
+}
 
 
-@pytest.fixture(scope="session", params=list(_ENGINES))
+def _parameters() -> list[Any]:
+    # One worker for each server, since it takes half a minute to start.
+    slow = [pytest.mark.vllm, pytest.mark.timeout(600)]
+    return [
+        pytest.param(name, marks=[*slow, pytest.mark.xdist_group(name)]) if name.startswith("vllm") else name
+        for name in _ENGINES
+        if have_vllm() or not name.startswith("vllm")
+    ]
+
+
+@pytest.fixture(scope="session", params=_parameters())
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     torch.set_num_threads(1)
     with _ENGINES[request.param](tmp_path_factory.mktemp(request.param)) as server:
@@ -120,5 +170,14 @@ async def engine(server: Server) -> AsyncIterator[EngineUnderTest]:
     client = HttpEngine(server.url, timeout_s=60)
     version = (await client.health()).version + 1
     await client.publish(version, server.first)
-    yield EngineUnderTest(client, server.first, server.second, server.broken, version)
+    yield EngineUnderTest(
+        client,
+        server.first,
+        server.second,
+        server.broken,
+        version,
+        counts_reused_tokens=server.is_local,
+        says_whose_fault=server.is_local,
+        knows_vocabulary=server.is_local,
+    )
     await client.close()

@@ -131,7 +131,7 @@ async def test_a_prefix_of_old_weights_is_not_served_as_new(engine: EngineUnderT
 
 
 async def test_a_bad_snapshot_changes_nothing(engine: EngineUnderTest, tmp_path: Path) -> None:
-    with pytest.raises(EngineRefused):
+    with pytest.raises(EngineRefused if engine.says_whose_fault else EngineFault, match=r"nothing|no snapshot"):
         await engine.client.publish(engine.version + 1, tmp_path / "nothing")
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
     with pytest.raises(EngineFault):
@@ -291,6 +291,8 @@ async def test_a_prompt_beyond_the_context_is_refused_by_its_own_error(engine: E
 async def test_bad_input_is_refused_and_harms_nobody(
     engine: EngineUnderTest, prompt: list[int], sampling: SamplingParams
 ) -> None:
+    if prompt == [VOCABULARY] and not engine.knows_vocabulary:
+        pytest.skip("this engine takes the vocabulary from a tokenizer, which the model under test lacks")
     good = asyncio.create_task(engine.client.generate([1, 2], SamplingParams(max_tokens=20)))
     with pytest.raises(EngineRefused) as refusal:
         await engine.client.generate(prompt, sampling)
