@@ -142,6 +142,7 @@ def run_value_pretraining(recipe: Recipe, model: Path, display: Display, acceler
         (scratch / "figures.json").write_text(json.dumps(figures, indent=1))
         scratch.rename(target)
     accelerator.wait_for_everyone()
+    accelerator.free_memory()  # it holds what it has prepared: this critic's moments would stay through RL
     display.log(
         f"critic pretrained: held-out explained variance {figures['explained_variance_held_out']:.3f}, "
         f"success of the rollouts {figures['success']:.1%}"

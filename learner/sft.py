@@ -197,6 +197,7 @@ def run_sft(recipe: Recipe, display: Display, accelerator: Accelerator) -> Path:
         save_policy_model(policy.unwrapped.model, source, scratch)
         scratch.rename(target)
     accelerator.wait_for_everyone()
+    accelerator.free_memory()  # it holds what it has prepared: weights and moments would stay through the whole run
     return target
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from learner.config import ModelConfig, OptimizerConfig, RecipeError, SFTConfig,
 from learner.display import Display
 from learner.forward import PolicyForward
 from learner.models import load_policy_model, recompute_layers
-from learner.sft import _prepare, fit, micro_batches, short_enough
+from learner.sft import _prepare, fit, micro_batches, run_sft, short_enough
 from learner.trainee import Trainee
 
 
@@ -109,6 +110,23 @@ def test_epochs_become_updates_and_need_traces_of_ones_own(tmp_path: Path, model
     assert (len(found), steps) == (10, 8)  # 30 traces in batches of 4
     with pytest.raises(RecipeError, match=r"sft: epochs counts passes over `traces`"):
         parse_recipe({"name": "x", "model": {"tiny": MICRO}, "sft": {"epochs": 3}})
+
+
+def test_the_cold_starts_weights_and_moments_are_gone_when_it_is_over(tmp_path: Path, model: Path) -> None:
+    """One accelerator serves all stages, and remembers what it prepares."""
+    traces = tmp_path / "traces.jsonl"
+    line = {"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
+    traces.write_text(json.dumps(line))
+    section = {"traces": str(traces), "epochs": 2, "batch_size": 1, "imperfect_steps": 0}
+    model_section = {"path": str(model), "recompute_layers": True}
+    recipe = parse_recipe({"name": "x", "runs_dir": str(tmp_path), "model": model_section, "sft": section})
+    gc.collect()
+    before = {id(found) for found in gc.get_objects() if issubclass(type(found), PolicyForward | torch.optim.Optimizer)}
+    accelerator = Accelerator(cpu=True)
+    assert (run_sft(recipe, Display("x"), accelerator) / "config.json").exists()
+    gc.collect()
+    left = [found for found in gc.get_objects() if issubclass(type(found), PolicyForward | torch.optim.Optimizer)]
+    assert not [type(found) for found in left if id(found) not in before]
 
 
 def test_traces_that_are_too_long_are_left_out_and_never_all_of_them() -> None:
