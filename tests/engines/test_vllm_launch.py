@@ -1,0 +1,78 @@
+"""A vLLM server started as a child: what is said without one, and that none of its processes is left."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import have_vllm, make_model
+
+from agent.engines.base import EngineFault
+from agent.engines.launch import launch_vllm
+from agent.engines.vllm_plugin import check
+
+if have_vllm():  # or else not collected, as in conftest.py
+
+    @pytest.mark.vllm
+    @pytest.mark.timeout(600)
+    @pytest.mark.xdist_group("vllm-dense")
+    async def test_vllm_and_its_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+        """Case D8: whoever started it being killed leaves no engine behind."""
+        model = make_model(tmp_path / "model", "dense", 1, head_dim=32)
+        code = (
+            "import asyncio, pathlib, sys\n"
+            "from agent.engines.launch import launch_vllm\n"
+            "async def main():\n"
+            "    folder = pathlib.Path(sys.argv[1])\n"
+            "    process, _ = await launch_vllm(folder, version=0, log=folder / 'log', dtype='float32')\n"
+            "    print(process.pid, flush=True)\n"
+            "    await asyncio.Event().wait()\n"
+            "asyncio.run(main())\n"
+        )
+        parent = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, str(model), stdout=asyncio.subprocess.PIPE
+        )
+        assert parent.stdout is not None
+        try:
+            pid = int(await asyncio.wait_for(parent.stdout.readline(), 500))
+            server = psutil.Process(pid)
+            processes = [server, *server.children(recursive=True)]
+            assert len(processes) > 1
+        finally:
+            parent.send_signal(signal.SIGKILL)
+            await parent.wait()
+
+        def alive() -> list[psutil.Process]:
+            return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+        deadline = time.monotonic() + 30
+        while alive():
+            assert time.monotonic() < deadline, alive()
+            await asyncio.sleep(0.1)
+
+    @pytest.mark.vllm
+    @pytest.mark.timeout(600)
+    async def test_heads_that_vllm_cannot_serve_are_said_at_the_start(tmp_path: Path) -> None:
+        model = make_model(tmp_path / "model", "dense", 1, head_dim=16)
+        with pytest.raises(EngineFault, match="ended with code"):
+            await launch_vllm(model, version=0, log=tmp_path / "log", ready_timeout_s=500)
+        assert "no CPU attention for head_dim 16" in (tmp_path / "log").read_text()
+
+
+async def test_no_vllm_is_said_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(EngineFault, match="make vllm"):
+        await launch_vllm(tmp_path, version=0, log=tmp_path / "log", environment=tmp_path / "nothing")
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_snapshot_of_another_model_is_told_by_its_tensors() -> None:
+    expected = {"a": (2, 3), "b": (4,), "c": (1,)}
+    check(dict(expected), expected, Path("x"))
+    with pytest.raises(ValueError, match=r"1 tensors missing \['c'\], 1 unknown \['d'\], 1 of another shape \['b'\]"):
+        check({"a": (2, 3), "b": (5,), "d": (1,)}, expected, Path("x"))
