@@ -107,7 +107,7 @@ def summary(recipe: Recipe, scores: list[Score], seconds: float) -> list[Table]:
         "episodes trained": f"{progress.episodes:,}",
         "action tokens trained": f"{progress.action_tokens:,}",
         "tokens trained at lag >= 1": f"{progress.stale_tokens / max(progress.action_tokens, 1):.1%}",
-        "this session": f"{seconds / 60:.1f} min",
+        "time": f"{seconds / 60:.1f} min",
         "curves": str(recipe.run_dir / "curves.png"),
         "episodes": f"python -m agent.inspect {recipe.run_dir}",
     }
