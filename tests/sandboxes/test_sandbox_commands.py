@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 
 import psutil
@@ -22,32 +21,32 @@ LIMITS = Limits(wall_clock_s=15, memory_bytes=256 * 2**20, processes=16, file_by
 
 
 @pytest_asyncio.fixture(params=[BubblewrapSandbox, ProcessSandbox], scope="module", loop_scope="module")
-async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
-    sandbox: Sandbox = request.param(LIMITS)
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[ZygoteSandbox]:
+    sandbox: ZygoteSandbox = request.param(LIMITS)
     await sandbox.start()
     yield sandbox
     await sandbox.close()
 
 
-async def test_a_command_runs_with_its_input_environment_and_exit_code(sandbox: Sandbox) -> None:
+async def test_a_command_runs_with_its_input_environment_and_exit_code(sandbox: ZygoteSandbox) -> None:
     result = await sandbox.run(["sh", "-c", "cat; echo $GREETING >&2; exit 7"], stdin=b"a\0b", env={"GREETING": "hi"})
     assert (result.exit_code, result.stdout, result.stderr, result.timed_out) == (7, "a\0b", "hi\n", False)
     killed = await sandbox.run(["sh", "-c", "kill -9 $$"])
     assert killed.exit_code == -9
 
 
-async def test_large_input_arrives_whole(sandbox: Sandbox) -> None:
+async def test_large_input_arrives_whole(sandbox: ZygoteSandbox) -> None:
     data = bytes(range(256)) * 4000
     result = await sandbox.run(["wc", "-c"], stdin=data)
     assert result.stdout.strip() == str(len(data))
 
 
-async def test_the_callers_python_runs_inside(sandbox: Sandbox) -> None:
-    result = await sandbox.run([sys.executable, "-c", "import wave, psutil; print('runs')"])
+async def test_the_callers_python_runs_inside(sandbox: ZygoteSandbox) -> None:
+    result = await sandbox.run([sandbox.interpreter(), "-c", "import wave, psutil; print('runs')"])
     assert result.stdout == "runs\n", result.stderr
 
 
-async def test_files_go_in_and_out_and_stay_between_runs(sandbox: Sandbox) -> None:
+async def test_files_go_in_and_out_and_stay_between_runs(sandbox: ZygoteSandbox) -> None:
     await sandbox.put("sub/folder/file", b"\0\xff")
     assert (await sandbox.run(["od", "-An", "-tx1", "sub/folder/file"])).stdout.split() == ["00", "ff"]
     await sandbox.run(["sh", "-c", "echo made > made"])
@@ -65,7 +64,7 @@ async def test_files_go_in_and_out_and_stay_between_runs(sandbox: Sandbox) -> No
         await asyncio.wait_for(sandbox.get("fifo"), 5)
 
 
-async def test_a_missing_or_impossible_command_is_the_commands_fault(sandbox: Sandbox) -> None:
+async def test_a_missing_or_impossible_command_is_the_commands_fault(sandbox: ZygoteSandbox) -> None:
     result = await sandbox.run(["no-such-command"])
     assert result.exit_code == 127
     assert "No such file" in result.stderr
@@ -85,7 +84,7 @@ async def test_wall_clock(sandbox: Sandbox, command: str) -> None:
     assert result.duration_s < 5
 
 
-async def test_a_background_process_neither_stalls_nor_outlives_the_run(sandbox: Sandbox) -> None:
+async def test_a_background_process_neither_stalls_nor_outlives_the_run(sandbox: ZygoteSandbox) -> None:
     """Case E4, for commands."""
     result = await sandbox.run(["sh", "-c", "sleep 61.25 & setsid nohup sleep 61.25 & echo done"])
     assert result.stdout == "done\n"
@@ -93,7 +92,7 @@ async def test_a_background_process_neither_stalls_nor_outlives_the_run(sandbox:
     assert not [p for p in psutil.process_iter(["cmdline"]) if "61.25" in (p.info["cmdline"] or [])]
 
 
-async def test_output_is_capped_a_stream(sandbox: Sandbox) -> None:
+async def test_output_is_capped_a_stream(sandbox: ZygoteSandbox) -> None:
     """Case E4, for commands."""
     script = "echo head; yes | head -c 50000000; echo tail; echo err >&2"
     result = await sandbox.run(["sh", "-c", script])
@@ -107,8 +106,8 @@ async def test_output_is_capped_a_stream(sandbox: Sandbox) -> None:
     assert bad.stdout == "\ufffdé"
 
 
-async def test_memory_processes_cpu_and_file_size(sandbox: Sandbox) -> None:
-    memory = await sandbox.run([sys.executable, "-c", "x = bytearray(10**9)"])
+async def test_memory_processes_cpu_and_file_size(sandbox: ZygoteSandbox) -> None:
+    memory = await sandbox.run([sandbox.interpreter(), "-c", "x = bytearray(10**9)"])
     assert "MemoryError" in memory.stderr
     files = await sandbox.run(["sh", "-c", "head -c 5000000 /dev/zero > big; wc -c < big"])
     assert int(files.stdout.split()[-1]) <= 2**20
