@@ -150,6 +150,14 @@ class TrainCommand:
                     found.append(" ".join(process.cmdline()))
         return found
 
+    def words(self) -> set[str]:
+        """All words of the descendants' command lines; a short-lived one may be gone between noting and reading."""
+        found: set[str] = set()
+        for process in self.descendants:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found |= set(process.cmdline())
+        return found
+
     def child(self, module: str) -> psutil.Process:
         """The descendant that runs `python -m module`."""
         for process in self.descendants:

@@ -65,7 +65,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     told = Story(folder, recipe)
     with training(str(recipe), output=base / "killed.log") as command:
         command.wait_for(lambda: last_step(folder) >= 2, within_s=180)
-        told.children["killed"] = {w for p in command.descendants for w in p.cmdline()}
+        told.children["killed"] = command.words()
         command.process.send_signal(signal.SIGKILL)
         command.end(within_s=10)
         told.left["killed"] = command.survivors()
