@@ -4,7 +4,7 @@
 
 Read `sao_step` from top to bottom. What it leaves out lives elsewhere: where the episodes come from
 (agent/store), how they become rows (learner/batch.py), the formulas (learner/advantages.py, learner/losses.py), how
-gradients of micro-batches and ranks become one (learner/trainee.py), what is saved and published (learner/train.py).
+gradients of micro-batches and ranks become one (learner/trainee.py), what is saved and published (learner/loop.py).
 """
 
 from __future__ import annotations

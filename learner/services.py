@@ -22,7 +22,7 @@ from typing import Any
 
 from agent.engines.base import Engine
 from agent.engines.client import HttpEngine
-from agent.engines.launch import launch_local, launch_vllm, stop_local
+from agent.engines.launch import launch_local, launch_vllm, log_tail, stop_local
 from agent.store.client import StoreClient
 from learner.cli import LearnerFault
 from learner.config import Recipe
@@ -45,7 +45,7 @@ class Services:
         for name, (process, log) in self.children.items():
             if process.returncode is not None:
                 raise LearnerFault(
-                    f"the {name} ended with code {process.returncode}. The end of its log, {log}:\n{_tail(log)}\n"
+                    f"the {name} ended with code {process.returncode}. The end of its log, {log}:\n{log_tail(log)}\n"
                     "Run the same command again to go on from the last checkpoint"
                 )
 
@@ -134,12 +134,11 @@ async def _start_store(services: Services, folder: Path, config: dict[str, Any])
     port_file = folder / "store.port"
     port_file.unlink(missing_ok=True)
     words = [f"{key}={json.dumps(value)}" for key, value in config.items() if value is not None]
-    process = await _spawn(services, "store", [*command, "--port-file", str(port_file), *words], folder)
+    await _spawn(services, "store", [*command, "--port-file", str(port_file), *words], folder)
     async with asyncio.timeout(_START_LIMIT_S):
         while not port_file.exists() or not port_file.read_text().strip():
             services.check()
             await asyncio.sleep(_POLL_S)
-    del process
     return f"http://127.0.0.1:{int(port_file.read_text())}"
 
 
@@ -176,7 +175,3 @@ async def _spawn(services: Services, name: str, words: list[str], folder: Path, 
         )
     services.children[name] = (process, log)
     return process
-
-
-def _tail(log: Path, characters: int = 2000) -> str:
-    return log.read_text(errors="replace")[-characters:] if log.exists() else ""

@@ -61,12 +61,12 @@ async def launch_local(
         async with asyncio.timeout(ready_timeout_s):
             while not port_file.exists():
                 if process.returncode is not None:
-                    raise EngineFault(f"the engine ended with code {process.returncode} at its start:\n{_tail(log)}")
+                    raise EngineFault(f"the engine ended with code {process.returncode} at its start:\n{log_tail(log)}")
                 await asyncio.sleep(_POLL_S)
         url = f"http://127.0.0.1:{int(port_file.read_text())}"
     except TimeoutError as error:
         await stop_local(process, grace_s=0)
-        raise EngineFault(f"the engine was not ready within {ready_timeout_s:g} s:\n{_tail(log)}") from error
+        raise EngineFault(f"the engine was not ready within {ready_timeout_s:g} s:\n{log_tail(log)}") from error
     except BaseException:
         await stop_local(process, grace_s=0)
         raise
@@ -130,16 +130,16 @@ async def launch_vllm(
             async with asyncio.timeout(ready_timeout_s), aiohttp.ClientSession(url) as session:
                 while not await _answers(session):
                     if process.returncode is not None:
-                        raise EngineFault(f"vLLM ended with code {process.returncode} at its start:\n{_tail(log)}")
+                        raise EngineFault(f"vLLM ended with code {process.returncode} at its start:\n{log_tail(log)}")
                     await asyncio.sleep(10 * _POLL_S)
                 async with session.post("/update_weight_version", json={"new_version": str(version)}) as response:
                     response.raise_for_status()
         except TimeoutError as error:
             await stop_local(process, grace_s=0)
-            raise EngineFault(f"vLLM was not ready within {ready_timeout_s:g} s:\n{_tail(log)}") from error
+            raise EngineFault(f"vLLM was not ready within {ready_timeout_s:g} s:\n{log_tail(log)}") from error
         except aiohttp.ClientError as error:
             await stop_local(process, grace_s=0)
-            raise EngineFault(f"vLLM does not take a version ({error}):\n{_tail(log)}") from error
+            raise EngineFault(f"vLLM does not take a version ({error}):\n{log_tail(log)}") from error
         except BaseException:
             await stop_local(process, grace_s=0)
             raise
@@ -233,5 +233,6 @@ def _open(log: Path) -> BinaryIO:
     return log.open("ab")
 
 
-def _tail(log: Path, characters: int = 2000) -> str:
-    return log.read_text(errors="replace")[-characters:]
+def log_tail(log: Path, characters: int = 2000) -> str:
+    """The end of a child's log, for an error message; "" if there is none."""
+    return log.read_text(errors="replace")[-characters:] if log.exists() else ""
