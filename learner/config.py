@@ -149,6 +149,7 @@ class LearnerConfig(_Section):
     evaluate_every: int = 10
     shuffle_rewards: bool = False
     parity_threshold: float = 0.05
+    probe_every: int = Field(default=1, ge=0)  # publications between two comparisons of engines and trainer; 0: none
     rollout_patience_s: float = 120.0
     publication_timeout_s: float = 60.0
     collective_timeout_s: float = 600.0

@@ -18,11 +18,8 @@ import torch
 
 from agent import episode as records
 from agent.annotations import AnnotationWriter, TokenAnnotations
-from agent.chat import ChatRenderer
-from agent.episode import Episode, SamplingParams
+from agent.episode import Episode
 from agent.store.protocol import Claim
-from envs import make_core
-from learner import parity
 from learner.batch import Batch
 from learner.cli import LearnerFault
 from learner.config import Recipe
@@ -31,13 +28,13 @@ from learner.evaluate import run_evaluation
 from learner.learner import Learner
 from learner.losses import log_bounds
 from learner.metrics import episode_metrics, finite, lag_metrics, quantiles
+from learner.probe import Probe
 from learner.ranks import Ranks
 from learner.run_dir import append_metrics
 from learner.sao import StepResult
 from learner.services import Services
 
 _CLAIM_WAIT_S = 2.0
-_PARITY_PROMPTS = 8
 # The store leaves out counters that never counted; a fault count of 0 is a figure too.
 _NO_FAULTS = dict.fromkeys(("retried", "given_up", "dropped", "stale", "aborted"), 0)
 
@@ -56,6 +53,7 @@ class Loop:
     held_out: int
     last_evaluation: list[Episode] = field(default_factory=list)
     evaluated_at: int = -1
+    probe: Probe | None = None
     # An evaluation that Ctrl-C gave up must not be found again by the next session under the same name.
     session: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
@@ -64,8 +62,10 @@ class Loop:
         recipe, progress = self.recipe, self.learner.progress
         accelerator = self.learner.policy.accelerator
         accelerator.init_trackers("sao", config={"recipe": recipe.name, "seed": recipe.seed})
+        self.probe = await Probe.build(recipe, self.learner)
         await self._align()
-        await self._gate()
+        for report in await self.probe.gate(self.services.engines):
+            self.display.log(str(report))
         if progress.step == 0:
             await self._evaluate()
         with AnnotationWriter(self.folder) as annotations:
@@ -79,8 +79,8 @@ class Loop:
                 episodes = [records.decode(data) for data in claim.episodes]
                 batch, result = await asyncio.to_thread(self.ranks.call, "step", episodes)
                 stepped = time.monotonic()
-                await self._keep(claim, result)
-                figures = self._figures(claim, episodes, batch, result, version)
+                published = await self._keep(claim, result)
+                figures = self._figures(claim, episodes, batch, result, version) | published
                 annotations.write(_annotations(batch, result, version, self.learner))
                 figures |= {"time/waited_s": waited, "time/learner_s": stepped - started - waited}
                 figures |= await self._service_figures()
@@ -107,41 +107,6 @@ class Loop:
         else:
             progress.version = status.version
 
-    async def _gate(self) -> None:
-        """Refuse to train where engine and trainer disagree at the same version."""
-        config = self.recipe.evaluation.env or self.recipe.env
-        env = make_core(config.id, **config.kwargs)
-        renderer = await asyncio.to_thread(ChatRenderer.from_pretrained, self.learner.source)
-        prompts = []
-        try:
-            for task_id in [env.task_ids[i] for i in range(min(_PARITY_PROMPTS, len(env.task_ids)))]:
-                _, info = await env.areset(options={"task_id": task_id})
-                prompts.append(renderer.start(info["messages"], info["tools"]).token_ids)
-        finally:
-            await env.aclose()
-        sampling = SamplingParams(
-            temperature=self.recipe.runtime.sampling.temperature,
-            max_tokens=min(32, self.recipe.runtime.max_tokens_per_turn),
-            stop_token_ids=renderer.stop_token_ids,
-        )
-        algorithm, threshold = self.learner.algorithm, self.recipe.learner.parity_threshold
-        for engine in self.services.engines:
-            completions = await parity.sample(engine, prompts, sampling)
-            report = await asyncio.to_thread(
-                parity.compare,
-                self.learner.policy.unwrapped,
-                prompts,
-                completions,
-                bounds=log_bounds(algorithm.eps_low, algorithm.eps_high),
-                threshold=threshold,
-            )
-            self.display.log(str(report))
-            if not report.mean_difference <= threshold:
-                raise LearnerFault(
-                    f"engine and trainer disagree: {report}. Every ratio would be wrong; mend the cause, or "
-                    "raise learner.parity_threshold if you know why"
-                )
-
     async def _claim(self) -> Claim | None:
         """The next batch; None when asked to stop. A child that has ended, or a silence of both store and runtime,
         is an error that says so."""
@@ -164,8 +129,8 @@ class Loop:
                 )
         return None
 
-    async def _keep(self, claim: Claim, result: StepResult) -> None:
-        """Checkpoint, commit, publish."""
+    async def _keep(self, claim: Claim, result: StepResult) -> dict[str, float]:
+        """Checkpoint, commit, publish; the publication's figures."""
         config, progress = self.recipe.learner, self.learner.progress
         progress.claims.append(claim.id)
         if result.policy_moved:
@@ -175,13 +140,33 @@ class Loop:
             for claim_id in progress.claims:
                 await self.services.store.commit(claim_id, progress.version)
             progress.claims.clear()
-        if result.policy_moved:
-            await self._publish()
+        return await self._publish() if result.policy_moved else {}
 
-    async def _publish(self) -> None:
-        version = self.learner.progress.version
+    async def _publish(self) -> dict[str, float]:
+        """Serve the learner's weights as the present version, and have every engine show that it does.
+
+        Where one samples from something else, the publication is made once more; then it is a `LearnerFault`.
+        """
+        config, version, started = self.recipe.learner, self.learner.progress.version, time.monotonic()
         weights = await asyncio.to_thread(self.learner.export, self.folder / "weights" / f"v{version}")
-        await self.services.publish(version, weights, timeout_s=self.recipe.learner.publication_timeout_s)
+        figures: dict[str, float] = {"parity/published_again": 0.0}
+        while True:
+            await self.services.publish(version, weights, timeout_s=config.publication_timeout_s)
+            served = time.monotonic()
+            figures["time/publish_s"] = served - started
+            if self.probe is None or config.probe_every == 0 or version % config.probe_every:
+                return figures
+            found, fault = await self.probe.check(self.services.engines, version)
+            figures |= found | {"time/probe_s": time.monotonic() - served}
+            if not fault:
+                return figures
+            if figures["parity/published_again"]:
+                raise LearnerFault(
+                    f"{fault}. It was published twice: the engine does not take these weights as they are. Mend the "
+                    "cause, or raise learner.parity_threshold if you know why"
+                )
+            self.display.log(f"{fault}. Publishing once more")
+            figures["parity/published_again"] = 1.0
 
     async def _evaluate(self, *, record: bool = True) -> dict[str, float]:
         """Evaluate the served version; nothing is published meanwhile."""

@@ -51,7 +51,8 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 def lag_metrics(versions: Tensor, action_mask: Tensor, turn_ids: Tensor, version: int) -> dict[str, float]:
     """Policy lag per token at consumption: learner's version minus the token's. versions, masks int/bool[B,T].
 
-    The time in the queue is in it, because both versions are read at their own moments.
+    The time in the queue is in it, because both versions are read at their own moments. `lag/spanning_share`: action
+    tokens of episodes that were sampled under two or more versions; `lag/spanning_actions`: actions of that kind.
     """
     mask = action_mask.bool()
     if not mask.any():
@@ -66,6 +67,12 @@ def lag_metrics(versions: Tensor, action_mask: Tensor, turn_ids: Tensor, version
     spans = [row[m].unique().numel() > 1 for row, m in zip(versions, mask, strict=True)]
     tokens = mask.sum(-1).double()
     figures["lag/spanning_share"] = float((torch.tensor(spans).double() * tokens).sum() / tokens.sum())
+    moved = [
+        row[m & (turn == number)].unique().numel() > 1
+        for row, m, turn in zip(versions, mask, turn_ids, strict=True)
+        for number in turn[m].unique()
+    ]
+    figures["lag/spanning_actions"] = sum(moved) / len(moved)
     turns = turn_ids[mask]
     for turn in range(min(int(turns.max()) + 1, 8)):
         at = lag[turns == turn]

@@ -1,0 +1,138 @@
+"""Do engines and trainer agree? Asked before training, and again, in small, after every publication.
+
+A publication can go wrong in silence: a kernel that keeps the old experts packed, a tied output layer that is passed
+over. So each engine samples a few tokens under the weights that it was just given, and the trainer, which still has
+these weights, scores them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.chat import ChatRenderer
+from agent.engines.base import Completion, Engine, EngineFault
+from agent.episode import SamplingParams
+from envs import make_core
+from learner import parity
+from learner.cli import LearnerFault
+from learner.config import Recipe
+from learner.forward import PolicyForward
+from learner.learner import Learner
+from learner.losses import log_bounds
+
+GATE_PROMPTS, GATE_TOKENS = 8, 32
+PROBE_PROMPTS, PROBE_TOKENS = 4, 8
+_LONGEST = 256  # tokens of a probe's prompt: a probe is to cost less than one action
+
+
+@dataclass
+class Probe:
+    """The prompts, and how an answer is judged.
+
+        probe = await Probe.build(recipe, learner)
+        reports = await probe.gate(engines)                  # raises LearnerFault where they disagree
+        figures, fault = await probe.check(engines, version) # after a publication; fault "" where they agree
+
+    The policy must hold the served weights until the call returns.
+    """
+
+    policy: PolicyForward
+    prompts: list[list[int]]
+    sampling: SamplingParams
+    bounds: tuple[float, float]
+    threshold: float
+    vocabulary: int
+    timeout_s: float = 60.0
+
+    @classmethod
+    async def build(cls, recipe: Recipe, learner: Learner) -> Probe:
+        """Prompts are the first held-out tasks as the agent would see them."""
+        config = recipe.evaluation.env or recipe.env
+        env = make_core(config.id, **config.kwargs)
+        renderer = await asyncio.to_thread(ChatRenderer.from_pretrained, learner.source)
+        prompts = []
+        try:
+            for task_id in [env.task_ids[i] for i in range(min(GATE_PROMPTS, len(env.task_ids)))]:
+                _, info = await env.areset(options={"task_id": task_id})
+                prompts.append(list(renderer.start(info["messages"], info["tools"]).token_ids))
+        finally:
+            await env.aclose()
+        policy = learner.policy.unwrapped
+        return cls(
+            policy=policy,
+            prompts=prompts,
+            sampling=SamplingParams(
+                temperature=recipe.runtime.sampling.temperature,
+                max_tokens=min(GATE_TOKENS, recipe.runtime.max_tokens_per_turn),
+                stop_token_ids=renderer.stop_token_ids,
+            ),
+            bounds=log_bounds(learner.algorithm.eps_low, learner.algorithm.eps_high),
+            threshold=recipe.learner.parity_threshold,
+            vocabulary=policy.model.config.get_text_config().vocab_size,
+        )
+
+    async def gate(self, engines: Sequence[Engine]) -> list[parity.ParityReport]:
+        """A report for each engine. Raises `LearnerFault` at the first that disagrees, `EngineFault` if one is down."""
+        reports = []
+        for engine in engines:
+            completions = await parity.sample(engine, self.prompts, self.sampling, timeout_s=self.timeout_s)
+            report = await self._compare(self.prompts, completions)
+            if not report.mean_difference <= self.threshold:
+                raise LearnerFault(
+                    f"engine and trainer disagree: {report}. Every ratio would be wrong; mend the cause, or "
+                    "raise learner.parity_threshold if you know why"
+                )
+            reports.append(report)
+        return reports
+
+    async def check(self, engines: Sequence[Engine], version: int) -> tuple[dict[str, float], str]:
+        """Figures of a probe of all engines at `version`, and what is wrong, or "".
+
+        An engine that does not answer is counted (`parity/unanswered`) and is no disagreement: its health is others'
+        business. Figures are of the worst engine.
+        """
+        prompts = self.marked(version)
+        sampling = SamplingParams(temperature=self.sampling.temperature, max_tokens=PROBE_TOKENS)
+        answers = await asyncio.gather(
+            *(parity.sample(engine, prompts, sampling, timeout_s=self.timeout_s) for engine in engines),
+            return_exceptions=True,
+        )
+        figures = {"parity/unanswered": 0.0}
+        fault = ""
+        for answer in answers:
+            if isinstance(answer, EngineFault):
+                figures["parity/unanswered"] += 1
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            served = sorted({v for completion in answer for v in completion.versions})
+            if served != [version]:
+                fault = fault or f"an engine sampled under version {served} after version {version} was published"
+                continue
+            report = await self._compare(prompts, answer)
+            for name, value in (
+                ("max_difference", report.max_difference),
+                ("mean_difference", report.mean_difference),
+                ("gated_share", report.gated_share),
+            ):
+                worst = figures.get(f"parity/{name}", 0.0)
+                figures[f"parity/{name}"] = value if math.isnan(value) else max(worst, value)
+            if not report.mean_difference <= self.threshold:
+                fault = fault or f"engine and trainer disagree after a publication: {report}"
+        return figures, fault
+
+    def marked(self, version: int) -> list[list[int]]:
+        """The probe's prompts, with two tokens before them that say the version: no cache holds them yet."""
+        mark = [version % self.vocabulary, version // self.vocabulary % self.vocabulary]
+        shortest = sorted(self.prompts, key=len)[:PROBE_PROMPTS]
+        return [[*mark, *prompt[:_LONGEST]] for prompt in shortest]
+
+    async def _compare(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]
+    ) -> parity.ParityReport:
+        return await asyncio.to_thread(
+            parity.compare, self.policy, prompts, completions, bounds=self.bounds, threshold=self.threshold
+        )
