@@ -1,0 +1,474 @@
+"""`DockerSandbox`: a container to run commands in, of one episode and gone with it.
+
+    async with DockerSandbox("sao-base:debian") as sandbox:
+        await sandbox.put("/work/a.py", b"print(1)")
+        (await sandbox.run(["python3", "/work/a.py"])).stdout        # "1\n"
+
+Its life:
+
+    new ──start()──▶ running ──run()*, put()*, get()*──▶ running ──close()──▶ closed
+                        └──── container or engine gone ────▶ SandboxFault (close() still works)
+
+What ends the container, whatever happens to its caller:
+
+- `close()`, in any state, any number of times; a `start()` that fails or is cancelled removes what it made.
+- The caller dies by SIGKILL: Docker knows nothing of that, so the container stays, until the sweeper of the next run
+  on this machine (`DockerEngine.ready`, or `python -m sandboxes.sweep`) sees that its owner is gone.
+- Nobody comes: its first process is `sleep TTL` under an init, and the engine removes the container when that ends.
+
+Inside, a command runs as the image's user (root mostly) with all capabilities dropped but CHOWN, DAC_OVERRIDE and
+FOWNER: what `tar`, `git` and `pip` need to handle files of other users as root does. KILL, SETUID and SETGID are
+missing on purpose. The container's first process belongs to a user of its own, so that `kill -9 -1` in a command
+cannot end the container; and since no process can become another user, `kill -9 -1` by us ends all that a run left,
+whatever sessions, double forks and clean environments it hid behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import posixpath
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from sandboxes import docker_files
+from sandboxes.base import Limits, RunResult, SandboxFault
+from sandboxes.docker_engine import (
+    LABEL_EXPIRES,
+    LABEL_OWNER,
+    LABEL_PROJECT,
+    PROJECT,
+    ContainerGone,
+    DockerEngine,
+    owner,
+    to_the_end,
+)
+from sandboxes.docker_exec import CappedText, ExecStream
+
+log = logging.getLogger(__name__)
+
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER")
+KEEPER = 64999
+"""User id of the container's first process; no command runs as it."""
+KILL_S = 10.0
+DRAIN_S = 5.0
+MARK = "SAO_RUN"
+OVER_MEMORY = "[killed: over the memory limit]"
+
+# $1 what to kill at the end: all | mine | none; $2 working folder or ""; $3 CPU seconds or ""; then the command.
+WRAPPER = r"""
+count() {
+  for f in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
+    [ -r "$f" ] || continue
+    while read -r key value; do if [ "$key" = oom_kill ]; then killed=$value; fi; done <"$f"
+  done
+}
+mode=$1 folder=$2 cpu=$3; shift 3
+killed=0; count; before=$killed
+if [ -n "$folder" ]; then cd -- "$folder" || exit 126; fi
+( if [ -n "$cpu" ]; then ulimit -t "$cpu"; fi; exec "$@" ); code=$?
+count
+case $mode in
+  all) kill -9 -1 2>/dev/null;;
+  mine) sweep "$SAO_RUN";;
+esac
+if [ "$killed" != "$before" ]; then echo "[killed: over the memory limit]" >&2; fi
+exit $code
+"""
+# Ends what carries the mark of one run, and what has taken its mark off; other runs' processes stay.
+SWEEP = r"""
+sweep() {
+  round=0
+  while [ $round -lt 50 ]; do
+    round=$((round + 1)); found=
+    for file in $(grep -lsaF "SAO_RUN=$1" /proc/[0-9]*/environ); do
+      pid=${file#/proc/}; pid=${pid%/environ}
+      if [ "$pid" != $$ ] && kill -9 "$pid" 2>/dev/null; then found=1; fi
+    done
+    for file in $(grep -LsaF "SAO_RUN=" /proc/[0-9]*/environ); do
+      pid=${file#/proc/}; pid=${pid%/environ}
+      if [ "$pid" != $$ ]; then kill -9 "$pid" 2>/dev/null; fi
+    done
+    if [ -z "$found" ]; then return 0; fi
+  done
+  return 1
+}
+"""
+KILLER = 'if [ "$1" = all ]; then kill -9 -1 2>/dev/null; echo ended; else sweep "$1" && echo ended; fi'
+
+
+@dataclass(frozen=True, slots=True)
+class DockerSettings:
+    """What a container may be and use.
+
+    `limits` are those of a run that names none: `wall_clock_s` and `output_bytes` hold for each run, `cpu_s` for each
+    of its processes; memory, processes and CPUs are the container's, below. `user` "" is the image's. `ttl_s` is how
+    long the container lives at most. `runtime` "" is the engine's own ("runsc" is gVisor). `disk_bytes` needs an engine
+    whose storage has quotas (overlay2 on xfs with pquota).
+    """
+
+    memory_bytes: int = 4 * 2**30
+    cpus: float = 2.0
+    pids: int = 512
+    network: str = "none"
+    runtime: str = ""
+    user: str = ""
+    workdir: str = ""
+    ttl_s: float = 4 * 3600.0
+    environment: dict[str, str] = field(default_factory=dict)
+    limits: Limits = field(default_factory=lambda: Limits(wall_clock_s=120.0))
+    capabilities: tuple[str, ...] = CAPABILITIES
+    disk_bytes: int | None = None
+    project: str = PROJECT
+
+
+@dataclass(slots=True)
+class DockerProcess:
+    """A command that goes on beside others, a shell say: `stream` holds its input and output, `end()` kills it."""
+
+    stream: ExecStream
+    exec_id: str
+    mark: str
+    user: str
+
+
+class DockerSandbox:
+    """One container; see the module's docstring for its life. `run`s of one sandbox wait for each other.
+
+    `engine` None means the default one, made and closed with the sandbox; share one engine among many sandboxes.
+    """
+
+    def __init__(
+        self, image: str, *, settings: DockerSettings | None = None, engine: DockerEngine | None = None
+    ) -> None:
+        self.image = image
+        self.settings = settings or DockerSettings()
+        self.id = ""
+        self._own_engine = engine is None
+        self.engine = engine or DockerEngine()
+        self._name = f"sao-{secrets.token_hex(8)}"
+        self._state = "new"
+        self._user = ""
+        self._processes: dict[str, DockerProcess] = {}
+        self._background = False
+        self._lock = asyncio.Lock()
+
+    @property
+    def host(self) -> str:
+        """The engine's DOCKER_HOST url; "" is the default engine."""
+        return self.engine.host
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # start and close
+
+    async def start(self) -> None:
+        """Make and start the container; raises `SandboxFault` and leaves nothing if that fails or is cancelled."""
+        async with self._lock:
+            if self._state != "new":
+                raise SandboxFault("this sandbox was started before; make a new one")
+            self._state = "starting"
+            try:
+                await self.engine.ready()
+                # To the end: a create that is cancelled half-way would leave a container that nobody knows.
+                await to_the_end(self._make())
+                self._state = "running"
+            except BaseException:
+                self._state = "failed"
+                await to_the_end(self._remove())
+                raise
+
+    async def _make(self) -> None:
+        image = await self.engine.call(lambda: self.engine.client.api.inspect_image(self.image))
+        self._user = self.settings.user or (image.get("Config") or {}).get("User") or "0"
+        self.id = await self.engine.call(self._create)
+        await self.engine.call(lambda: self.engine.client.api.start(self.id))
+
+    def _create(self) -> str:
+        import docker
+
+        api, settings = self.engine.client.api, self.settings
+        host_config = api.create_host_config(
+            network_mode=settings.network,
+            mem_limit=settings.memory_bytes,
+            memswap_limit=settings.memory_bytes,
+            pids_limit=settings.pids,
+            nano_cpus=int(settings.cpus * 1e9),
+            cap_drop=["ALL"],
+            cap_add=list(settings.capabilities),
+            security_opt=["no-new-privileges:true"],
+            init=True,
+            auto_remove=True,
+            runtime=settings.runtime or None,
+            ulimits=[docker.types.Ulimit(name="core", soft=0, hard=0)],
+            log_config=docker.types.LogConfig(type="none"),
+            storage_opt={"size": str(settings.disk_bytes)} if settings.disk_bytes else None,
+        )
+        made = api.create_container(
+            self.image,
+            entrypoint=["sleep"],
+            command=[str(int(settings.ttl_s))],
+            name=self._name,
+            user=f"{KEEPER}:{KEEPER}",
+            working_dir=settings.workdir or None,
+            environment=settings.environment,
+            labels={
+                LABEL_PROJECT: settings.project,
+                LABEL_OWNER: owner(),
+                LABEL_EXPIRES: str(int(time.time() + settings.ttl_s)),
+            },
+            host_config=host_config,
+        )
+        return str(made["Id"])
+
+    async def _remove(self) -> None:
+        with contextlib.suppress(ContainerGone):
+            await self.engine.call(lambda: self.engine.client.api.remove_container(self._name, force=True, v=True))
+
+    async def close(self) -> None:
+        """Remove the container and all in it. Any state, any number of times; never raises for an engine that is away."""
+        started, self._state = self._state not in ("new", "closed"), "closed"
+        for process in self._processes.values():
+            process.stream.close()
+        self._processes.clear()
+        if started:
+            try:
+                await to_the_end(self._remove())
+            except SandboxFault as error:
+                log.warning("container %s is left to the sweeper: %s", self._name, error)
+        if self._own_engine:
+            await self.engine.close()
+
+    # commands
+
+    async def run(
+        self,
+        argv: list[str],
+        *,
+        stdin: bytes = b"",
+        limits: Limits | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        background: bool = False,
+    ) -> RunResult:
+        """Run one command to its end and return how it ended.
+
+        Nothing that it started is left then, nor when it is killed at `limits.wall_clock_s` (`timed_out`) or this call
+        is cancelled; `background=True` keeps, at a normal end, what it left running, until a run without it ends.
+        Exit codes are the shell's: 127 not found, 126 not executable or no such `cwd`, 128+n killed by signal n. A kill
+        by the memory limit is told in the last line of `stderr`. Memory and processes are limited for the container as
+        a whole (`DockerSettings`). Raises `SandboxFault` if container or engine fail, ValueError for an empty command or
+        a NUL byte.
+        """
+        check_command(argv, env)
+        chosen = limits or self.settings.limits
+        async with self._lock:
+            self._require_running()
+            begun = time.monotonic()
+            mark, user = secrets.token_hex(8), user or self._user
+            mode = "none" if background else "mine" if self._processes else "all"
+            self._background = background
+            stdout, stderr = CappedText(chosen.output_bytes), CappedText(chosen.output_bytes)
+            command = [
+                "sh",
+                "-c",
+                SWEEP + WRAPPER,
+                "sh",
+                mode,
+                cwd or "",
+                f"{chosen.cpu_s:.0f}" if chosen.cpu_s else "",
+            ]
+            exec_id = await self._exec(command + argv, mark, user, env, stdin=bool(stdin))
+            timed_out = ended = False
+            stream: ExecStream | None = None
+            try:
+                stream = await ExecStream.open(self.engine, exec_id)
+                timed_out = not await _pump(stream, stdin, (stdout, stderr), chosen.wall_clock_s)
+                if not timed_out:
+                    code = await self._exit_code(exec_id)
+                    ended = code is not None and code != 137
+            finally:
+                # 137 may be the wrapper itself, killed by the command; then its cleaning has not happened.
+                if not ended:
+                    await to_the_end(self._kill(mark, user, stream, (stdout, stderr)))
+                if stream is not None:
+                    stream.close()
+            return RunResult(
+                exit_code=None if timed_out else code,
+                stdout=stdout.text(),
+                stderr=stderr.text(),
+                timed_out=timed_out,
+                duration_s=time.monotonic() - begun,
+                omitted_bytes=stdout.omitted_bytes + stderr.omitted_bytes,
+            )
+
+    async def open(
+        self, argv: list[str], *, env: dict[str, str] | None = None, cwd: str | None = None, user: str | None = None
+    ) -> DockerProcess:
+        """Start a command that goes on beside later runs, an interactive shell say; end it with `end` or `close`."""
+        check_command(argv, env)
+        async with self._lock:
+            self._require_running()
+            mark, user = secrets.token_hex(8), user or self._user
+            command = ["sh", "-c", SWEEP + WRAPPER, "sh", "mine", cwd or "", "", *argv]
+            exec_id = await self._exec(command, mark, user, env, stdin=True)
+            process = DockerProcess(await ExecStream.open(self.engine, exec_id), exec_id, mark, user)
+            self._processes[mark] = process
+            return process
+
+    async def end(self, process: DockerProcess) -> None:
+        """Kill what `open` started, with all below it."""
+        async with self._lock:
+            if self._processes.pop(process.mark, None) is not None:
+                try:
+                    await to_the_end(self._kill(process.mark, process.user, None, None))
+                finally:
+                    process.stream.close()
+
+    def _require_running(self) -> None:
+        if self._state != "running":
+            raise SandboxFault(f"this sandbox is not running (it is {self._state}): start it, or make a new one")
+
+    async def _exec(self, command: list[str], mark: str, user: str, env: dict[str, str] | None, *, stdin: bool) -> str:
+        made = await self._call(
+            lambda: self.engine.client.api.exec_create(
+                self.id, command, stdin=stdin, user=user, environment={**(env or {}), MARK: mark}
+            )
+        )
+        return str(made["Id"])
+
+    async def _call(self, function: Any, timeout_s: float = 60.0) -> Any:
+        """`engine.call`, where a container that is gone ends this sandbox and is told with its cause."""
+        try:
+            return await self.engine.call(function, timeout_s=timeout_s)
+        except ContainerGone as error:
+            self._state = "lost"
+            raise ContainerGone(
+                f"container {self._name} ended while it was needed: killed or removed from outside, its time to live "
+                f"({self.settings.ttl_s:g} s) over, or the engine restarted. Make a new sandbox. ({error})"
+            ) from error
+
+    async def _exit_code(self, exec_id: str) -> int | None:
+        for _ in range(50):
+            about = await self._call(lambda: self.engine.client.api.exec_inspect(exec_id))
+            if not about["Running"]:
+                return None if about["ExitCode"] is None else int(about["ExitCode"])
+            await asyncio.sleep(0.05)  # the streams end a moment before the engine knows the exit code
+        return None
+
+    async def _kill(
+        self, mark: str, user: str, stream: ExecStream | None, texts: tuple[CappedText, CappedText] | None
+    ) -> None:
+        """End what a run left; raises `ContainerGone` if the container has gone. Has its own time limits."""
+        what = mark if self._processes else "all"
+        for _ in range(3):
+            try:
+                async with asyncio.timeout(KILL_S):
+                    if await self._kill_once(what, user):
+                        break
+            except TimeoutError:
+                continue
+        else:
+            # The container has no room for one more process: stop it as a whole, its files stay.
+            await self._call(lambda: self.engine.client.api.restart(self.id, timeout=0))
+            self._processes.clear()
+        if stream is not None and texts is not None:
+            await _pump(stream, b"", texts, DRAIN_S)
+
+    async def _kill_once(self, what: str, user: str) -> bool:
+        exec_id = await self._exec(["sh", "-c", SWEEP + KILLER, "sh", what], "killer", user, None, stdin=False)
+        stream = await ExecStream.open(self.engine, exec_id)
+        said = CappedText(1024)
+        try:
+            await stream.frames(lambda _, data: said.feed(data))
+        finally:
+            stream.close()
+        if "ended" in said.text():
+            return True
+        await self._call(self._assert_running)
+        return False
+
+    def _assert_running(self) -> None:
+        import docker
+
+        state = self.engine.client.api.inspect_container(self.id)["State"]
+        if not state["Running"]:
+            raise docker.errors.APIError(f"the container is not running; its state is {state}")
+
+    # files
+
+    def _absolute(self, path: str) -> str:
+        if not path or "\0" in path:
+            raise ValueError("a path must not be empty nor hold NUL bytes")
+        return posixpath.join(self.settings.workdir or "/", path)
+
+    async def put(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Write a file as root, making the folders above it; raises OSError as `open` would. Relative: to `workdir`."""
+        path = self._absolute(path)
+        folder, name = posixpath.split(path)
+        tar = docker_files.one_file(name, data, mode, (0, 0))
+        async with self._lock:
+            self._require_running()
+            try:
+                await self._call(
+                    lambda: docker_files.put_archive(self.engine.client, self.id, folder, tar), timeout_s=300
+                )
+                return
+            except FileNotFoundError:
+                pass
+        made = await self.run(["mkdir", "-p", "--", folder], limits=Limits(wall_clock_s=30), background=True)
+        if made.exit_code:
+            raise OSError(f"no folder {folder} could be made for {path}: {made.stderr.strip()}")
+        async with self._lock:
+            await self._call(lambda: docker_files.put_archive(self.engine.client, self.id, folder, tar), timeout_s=300)
+
+    async def get(self, path: str) -> bytes:
+        """Read a regular file of at most 256 MiB, through links; raises OSError as `open` would."""
+        path = self._absolute(path)
+        self._require_running()
+        return bytes(await self._call(lambda: docker_files.get_file(self.engine.client, self.id, path), timeout_s=300))
+
+    async def put_archive(self, folder: str, tar: bytes) -> None:
+        """Unpack a tar archive into a folder that exists; owners and modes are the archive's."""
+        folder = self._absolute(folder)
+        self._require_running()
+        await self._call(lambda: docker_files.put_archive(self.engine.client, self.id, folder, tar), timeout_s=600)
+
+    async def get_archive(self, path: str) -> bytes:
+        """Return a tar archive of a file or folder; its entries begin with the last part of `path`."""
+        path = self._absolute(path)
+        self._require_running()
+        tar, _ = await self._call(lambda: docker_files.get_archive(self.engine.client, self.id, path), timeout_s=600)
+        return bytes(tar)
+
+
+def check_command(argv: list[str], env: dict[str, str] | None) -> None:
+    """Raise ValueError for an empty command, or a NUL byte in it or in `env`."""
+    if not argv or any("\0" in text for text in [*argv, *(env or {}), *(env or {}).values()]):
+        raise ValueError("argv must not be empty, and neither it nor env may hold NUL bytes")
+
+
+async def _pump(stream: ExecStream, stdin: bytes, texts: tuple[CappedText, CappedText], limit_s: float) -> bool:
+    """Write `stdin`, read both streams to their end; False if that took longer than `limit_s`."""
+
+    def take(which: int, data: bytes) -> None:
+        texts[1 if which == 2 else 0].feed(data)
+
+    try:
+        async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
+            writing = group.create_task(stream.write(stdin, eof=True)) if stdin else None
+            await stream.frames(take)
+            if writing is not None:
+                writing.cancel()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,163 @@
+"""One `exec` in a container: its streams, capped while they are read, over a connection of its own.
+
+The SDK's exec socket hides bytes that arrive together with the response's header in a buffer, so the upgrade request
+is made here: one POST, then frames of (stream, length, bytes) in both directions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import ssl
+import struct
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from sandboxes.base import SandboxFault
+from sandboxes.docker_engine import GET_ENGINE, DockerEngine, EngineGone
+
+CONNECT_S = 20.0
+CHUNK = 1 << 16
+
+
+class CappedText:
+    """The first and last bytes of a stream, as text; what lies between is counted and announced.
+
+    `feed` takes chunks as they come; never more than `limit_bytes` plus one chunk are held. `text()` decodes UTF-8
+    with replacement; a character split between chunks is whole again, one split by the cut is dropped with it.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._head_limit = (limit_bytes + 1) // 2
+        self._tail_limit = limit_bytes - self._head_limit
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._total = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        self._total += len(data)
+        room = self._head_limit - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > self._tail_limit + CHUNK:
+            del self._tail[: len(self._tail) - self._tail_limit]
+
+    def _parts(self) -> tuple[bytes, bytes]:
+        tail = bytes(self._tail[len(self._tail) - self._tail_limit :] if self._tail_limit else b"")
+        if len(self._tail) <= self._tail_limit:
+            return bytes(self._head) + bytes(self._tail), b""
+        head = bytes(self._head)
+        # Characters that the cut divides belong to what is left out.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(head)
+        pending = len(decoder.getstate()[0])
+        head = head[: len(head) - pending]
+        skip = 0
+        while skip < min(3, len(tail)) and tail[skip] & 0xC0 == 0x80:
+            skip += 1
+        return head, tail[skip:]
+
+    @property
+    def omitted_bytes(self) -> int:
+        """How many bytes of the stream are not in the text."""
+        return self._total - sum(map(len, self._parts()))
+
+    def text(self) -> str:
+        """The stream as text, with the cut announced where it is."""
+        head, tail = self._parts()
+        cut = self._total - len(head) - len(tail)
+        if not cut:
+            return head.decode("utf-8", "replace")
+        note = f"\n[... {cut} bytes of output cut here ...]\n"
+        return head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
+
+
+class ExecStream:
+    """The open connection of one exec: frames out, bytes in. Made by `ExecStream.open`, ended by `close()`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, url: str) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._url = url
+
+    @classmethod
+    async def open(cls, engine: DockerEngine, exec_id: str) -> ExecStream:
+        """Start the exec `exec_id` and attach to it; raises `EngineGone` or `SandboxFault`."""
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                reader, writer = await _connect(engine)
+                try:
+                    body = json.dumps({"Detach": False, "Tty": False}).encode()
+                    writer.write(
+                        f"POST /v1.41/exec/{exec_id}/start HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\n"
+                        f"Upgrade: tcp\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                        + body
+                    )
+                    await writer.drain()
+                    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                    status = int(head.split(" ", 2)[1])
+                    if status not in (101, 200):
+                        text = (await reader.read(4096)).decode("utf-8", "replace")
+                        raise SandboxFault(f"the Docker engine at {engine.url} did not start the command: {text}")
+                except BaseException:
+                    writer.close()
+                    raise
+        except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+            raise EngineGone(f"no Docker engine answers at {engine.url}: {error!r}; {GET_ENGINE}") from error
+        return cls(reader, writer, engine.url)
+
+    async def write(self, data: bytes, *, eof: bool = False) -> None:
+        """Send bytes to the command's standard input; `eof` ends it. A command that reads no more is no error."""
+        try:
+            self._writer.write(data)
+            await self._writer.drain()
+            if eof and self._writer.can_write_eof():
+                self._writer.write_eof()
+        except (ConnectionError, RuntimeError):
+            pass
+
+    async def frames(self, take: Callable[[int, bytes], None]) -> None:
+        """Hand (1 stdout | 2 stderr, bytes) to `take` until the command's streams end.
+
+        Returns at the end of the stream, also when the engine drops the connection: ask the engine how the command
+        ended.
+        """
+        try:
+            while True:
+                stream, length = struct.unpack(">BxxxL", await self._reader.readexactly(8))
+                while length:
+                    data = await self._reader.read(min(length, CHUNK))
+                    if not data:
+                        return
+                    length -= len(data)
+                    take(stream, data)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+
+    def close(self) -> None:
+        """Drop the connection. That alone does not end the command."""
+        self._writer.close()
+
+
+async def _connect(engine: DockerEngine) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    url = urlsplit(engine.url)
+    if url.scheme == "unix":
+        return await asyncio.open_unix_connection(url.path, limit=4 * CHUNK)
+    if url.scheme not in ("tcp", "http", "https") or url.hostname is None:
+        raise SandboxFault(f"{engine.url!r} is no address of a Docker engine: unix:///path or tcp://host:port")
+    context: ssl.SSLContext | None = None
+    tls = _tls()
+    if tls is not None:
+        context = ssl.create_default_context(cafile=tls.ca_cert or None)
+        if tls.cert:
+            context.load_cert_chain(*tls.cert)
+    port = url.port or (2376 if context else 2375)
+    return await asyncio.open_connection(url.hostname, port, ssl=context, limit=4 * CHUNK)
+
+
+def _tls():  # type: ignore[no-untyped-def]
+    import docker
+
+    return docker.utils.kwargs_from_env().get("tls") or None
