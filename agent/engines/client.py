@@ -8,48 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from agent.engines.base import Completion, ContextOverflow, EngineFault, EngineHealth, EngineRefused
+from agent.engines.base import Completion, EngineFault, EngineHealth
+from agent.engines.streaming import Partial, StreamReader
+from agent.engines.wire import answers, completion, refusal
 from agent.episode import SamplingParams
 
 _ID_PREFIX = "generate-tokens-"  # the server puts it before a request's id, and wants it in aborts
-_MISSING = -9999.0  # what vLLM writes for a log-prob that it does not have
-_TOO_LONG = ("maximum context length", "maximum model length")
 _CLEANUP_S = 5.0
-
-
-class _LogProb(msgspec.Struct):
-    token_id: int
-    logprob: float | None = None
-
-
-class _LogProbs(msgspec.Struct):
-    content: list[_LogProb] | None = None
-
-
-class _Span(msgspec.Struct):
-    version: str
-    start: int
-    end: int
-
-
-class _Choice(msgspec.Struct):
-    token_ids: list[int] | None = None
-    finish_reason: str | None = None
-    logprobs: _LogProbs | None = None
-    weight_versions: list[_Span] | None = None
-
-
-class _Answer(msgspec.Struct):
-    choices: list[_Choice]
 
 
 class _WeightInfo(msgspec.Struct):
@@ -63,9 +36,6 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
-
-
-_answers = msgspec.json.Decoder(_Answer)
 
 
 class HttpEngine:
@@ -99,18 +69,7 @@ class HttpEngine:
     ) -> Completion:
         """Sample one action. Cancelling it aborts the request at the server."""
         request_id = request_id or uuid.uuid4().hex
-        params: dict[str, Any] = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "max_tokens": sampling.max_tokens,
-            "stop_token_ids": sampling.stop_token_ids,
-            "logprobs": 0,
-            "detokenize": False,
-        }
-        if sampling.seed is not None:
-            params["seed"] = sampling.seed
-        body = {"request_id": request_id, "token_ids": prompt_ids, "sampling_params": params, "stream": False}
+        body = _body(request_id, prompt_ids, sampling, stream=False)
         try:
             data = await self._request(
                 "POST", "/inference/v1/generate", body, timeout_s=self._timeout_s if timeout_s is None else timeout_s
@@ -119,7 +78,53 @@ class HttpEngine:
             with contextlib.suppress(EngineFault):
                 await self._abort(request_id, _CLEANUP_S)
             raise
-        return _completion(self._decode(_answers.decode, data, "generate"), self.url)
+        return completion(self._decode(answers.decode, data, "generate"), self.url)
+
+    async def stream(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Partial, None]:
+        """Sample one action and give its tokens as they come; the last `Partial` holds the whole `completion`.
+
+            async with contextlib.aclosing(engine.stream(prompt_ids, sampling)) as partials:
+                async for partial in partials: ...
+
+        Closing it early, cancelling and the time limit abort the request at the server.
+        """
+        request_id = request_id or uuid.uuid4().hex
+        body = _body(request_id, prompt_ids, sampling, stream=True)
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        where = f"engine {self.url}/inference/v1/generate"
+        reader = StreamReader(self.url)
+        settled = False
+        try:
+            async with self._open().post(
+                self.url + "/inference/v1/generate",
+                data=msgspec.json.encode(body),
+                headers={"Content-Type": "application/json"},
+                timeout=aiohttp.ClientTimeout(total=limit_s),
+            ) as response:
+                if response.status >= 400:
+                    settled = True
+                    raise refusal(response.status, where, await response.read())
+                async for block in response.content.iter_any():
+                    for partial in reader.feed(block):
+                        settled = settled or partial.completion is not None
+                        yield partial
+            if not settled:
+                raise EngineFault(f"{where}: the stream broke off after {reader.tokens} tokens; is it running?")
+        except TimeoutError as error:
+            raise _TimedOut(f"{where}: no end within {limit_s:g} s") from error
+        except aiohttp.ClientError as error:
+            raise EngineFault(f"{where}: {error}; is it running?") from error
+        finally:
+            if not settled:
+                with contextlib.suppress(EngineFault):
+                    await self._abort(request_id, _CLEANUP_S)
 
     async def publish(self, version: int, weights: Path) -> None:
         """See `Engine.publish`. `weights` must be readable where the engine runs.
@@ -198,11 +203,6 @@ class HttpEngine:
     ) -> bytes:
         # `close`: a connection for this call alone. vLLM resets the one on which it has failed, and /resume, coming
         # next on it, would be lost: an engine in pause for good.
-        if self._session is None:
-            # The runtime bounds how many generations run; a second bound here would only hide it.
-            # Idle connections go before the server closes them (5 s for vLLM): a POST into one is lost.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         data = None if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if close:
@@ -210,7 +210,7 @@ class HttpEngine:
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self._session.request(method, self.url + path, data=data, headers=headers) as response,
+                self._open().request(method, self.url + path, data=data, headers=headers) as response,
             ):
                 content = await response.read()
         except TimeoutError as error:
@@ -218,8 +218,16 @@ class HttpEngine:
         except aiohttp.ClientError as error:
             raise EngineFault(f"engine {self.url}{path}: {error}; is it running?") from error
         if response.status >= 400:
-            raise _refusal(response.status, f"engine {self.url}{path}", content)
+            raise refusal(response.status, f"engine {self.url}{path}", content)
         return content
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # The runtime bounds how many generations run; a second bound here would only hide it.
+            # Idle connections go before the server closes them (5 s for vLLM): a POST into one is lost.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+        return self._session
 
     def _decode(self, decode: Any, data: bytes, what: str) -> Any:
         try:
@@ -232,52 +240,23 @@ class _TimedOut(EngineFault):
     """Past the time limit; the request may still be running at the server."""
 
 
+def _body(request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "stop_token_ids": sampling.stop_token_ids,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+    if sampling.seed is not None:
+        params["seed"] = sampling.seed
+    return {"request_id": request_id, "token_ids": prompt_ids, "sampling_params": params, "stream": stream}
+
+
 def _absolute(path: Path) -> str:
     return str(path.absolute())  # the engine may run in another folder
-
-
-def _refusal(status: int, where: str, content: bytes) -> EngineFault:
-    text = content.decode(errors="replace")[:2000]
-    with contextlib.suppress(msgspec.DecodeError, LookupError, TypeError):  # another shape: the raw text is shown
-        text = msgspec.json.decode(content)["error"]["message"]
-    message = f"{where}: {status}: {text}"
-    if status >= 500:
-        return EngineFault(message)
-    if status == 400 and any(words in text for words in _TOO_LONG):
-        return ContextOverflow(message, status)
-    return EngineRefused(message, status)
-
-
-def _completion(answer: _Answer, url: str) -> Completion:
-    """Check an answer, and spread its version spans over its tokens."""
-
-    def fault(what: str) -> EngineFault:
-        return EngineFault(f"engine {url}: {what}")
-
-    if len(answer.choices) != 1:
-        raise fault(f"{len(answer.choices)} completions, expected 1")
-    choice = answer.choices[0]
-    tokens, reason = choice.token_ids or [], choice.finish_reason or ""
-    if reason not in ("stop", "length", "abort"):
-        raise fault(f"unknown finish reason {reason!r}")
-    if not tokens and reason != "abort":
-        raise fault("an empty completion")
-    entries = (choice.logprobs.content if choice.logprobs else None) or []
-    if [e.token_id for e in entries] != tokens:
-        raise fault(f"{len(entries)} log-probs for {len(tokens)} tokens, or of other tokens")
-    logprobs = tuple(e.logprob for e in entries if e.logprob is not None)
-    if len(logprobs) != len(tokens) or not all(math.isfinite(p) and p > _MISSING for p in logprobs):
-        raise fault("a log-prob is missing or not a number")
-    versions: list[int] = []
-    for span in choice.weight_versions or []:
-        if span.start != len(versions) or span.end <= span.start or not span.version.isdecimal():
-            raise fault(f"bad weight version span {span}; label the weights with a whole number (publish does)")
-        if versions and int(span.version) < versions[-1]:
-            raise fault(f"the policy version goes back from {versions[-1]} to {span.version} inside a completion")
-        versions.extend([int(span.version)] * (span.end - span.start))
-    if len(versions) != len(tokens):
-        raise fault(f"versions of {len(versions)} tokens for {len(tokens)} tokens")
-    return Completion(tuple(tokens), logprobs, tuple(versions), reason)
 
 
 def _figures(text: str) -> dict[str, float]:

@@ -31,6 +31,7 @@ from transformers.utils import logging as transformers_logging
 from agent.engines.local_loop import LoopDead, ModelLoop
 from agent.engines.local_model import ModelError, SlotModel
 from agent.engines.local_scheduler import Generation
+from agent.engines.local_stream import logprob_entries, stream, version_spans
 from agent.episode import SamplingParams
 
 Body = TypeVar("Body")
@@ -131,14 +132,17 @@ class LocalServer:
     async def _on_cleanup(self, app: web.Application) -> None:
         await asyncio.to_thread(self._engine.stop)
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await _read(request, GenerateBody)
         sampling = self._checked(body)
         eos = frozenset() if body.sampling_params.ignore_eos else self._engine.model.eos_token_ids
         request_id = _ID_PREFIX + (request.headers.get("X-Request-Id") or body.request_id or uuid.uuid4().hex)
         generation = Generation.new(request_id, body.token_ids, sampling, eos, self._engine.model.max_context)
         self._alive.setdefault(request_id, set()).add(generation)
+        with_logprobs = body.sampling_params.logprobs is not None
         try:
+            if body.stream:
+                return await stream(request, self._engine, generation, with_logprobs=with_logprobs)
             await self._engine.generate(generation)
         finally:
             same = self._alive[request_id]
@@ -147,7 +151,7 @@ class LocalServer:
                 del self._alive[request_id]
         if generation.finish_reason == "error":
             raise LoopDead(f"the weights of version {self._engine.version} give NaN; publish sound ones")
-        return _json(_answer(generation, self._name, body.sampling_params.logprobs is not None))
+        return _json(_answer(generation, self._name, with_logprobs))
 
     def _checked(self, body: GenerateBody) -> SamplingParams:
         """The request's sampling parameters; raises `BadRequest` for what can't be served."""
@@ -155,8 +159,8 @@ class LocalServer:
         room = model.max_context - len(body.token_ids)
         if body.model not in (None, self._name):
             raise BadRequest(f"the model {body.model!r} does not exist; this engine serves {self._name!r}", 404)
-        if body.stream or given.n != 1:
-            raise BadRequest("stream=true and n > 1 are not supported by the local engine")
+        if given.n != 1:
+            raise BadRequest("n > 1 is not supported by the local engine")
         if not body.token_ids or min(body.token_ids) < 0 or max(body.token_ids) >= model.vocabulary:
             raise BadRequest(f"token_ids must hold at least one id, each in [0, {model.vocabulary})")
         if room < 1:
@@ -258,16 +262,6 @@ class LocalServer:
 def _answer(generation: Generation, model: str, with_logprobs: bool) -> dict[str, Any]:
     """A response of /inference/v1/generate."""
     tokens = generation.sampled
-    content: list[dict[str, Any]] = [
-        {"token_id": t, "logprob": p, "rank": None, "top_logprobs": []}
-        for t, p in zip(tokens, generation.logprobs, strict=True)
-    ]
-    spans: list[dict[str, Any]] = []
-    for index, version in enumerate(generation.versions):
-        if spans and spans[-1]["version"] == str(version):
-            spans[-1]["end"] = index + 1
-        else:
-            spans.append({"version": str(version), "start": index, "end": index + 1})
     return {
         "request_id": generation.id,
         "created": int(time.time()),
@@ -278,8 +272,8 @@ def _answer(generation: Generation, model: str, with_logprobs: bool) -> dict[str
                 "finish_reason": generation.finish_reason,
                 "stop_reason": generation.stop_reason,
                 "token_ids": tokens,
-                "logprobs": {"content": content} if with_logprobs else None,
-                "weight_versions": spans or None,
+                "logprobs": {"content": logprob_entries(generation, 0, len(tokens))} if with_logprobs else None,
+                "weight_versions": version_spans(generation.versions) or None,
             }
         ],
         "usage": {

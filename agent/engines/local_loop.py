@@ -205,6 +205,9 @@ class ModelLoop:
         self.busy_s += time.perf_counter() - began
         if finished:
             self._deliver(finished)
+        if listeners := [g.on_token for g in sampled if g.on_token is not None and not g.finish_reason]:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(_call_all, listeners)
 
     def _deliver(self, finished: list[Generation]) -> None:
         assert self._loop is not None
@@ -245,6 +248,11 @@ def _draw(logits: torch.Tensor, generations: list[Generation]) -> tuple[list[int
     uniform = torch.tensor([g.uniform() for g in generations], dtype=torch.float64, device=device)
     tokens, logprobs = sample(logits, temperature, top_p, top_k, uniform)
     return tokens, logprobs
+
+
+def _call_all(listeners: list[Callable[[], None]]) -> None:
+    for listener in listeners:
+        listener()
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

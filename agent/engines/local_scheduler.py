@@ -28,7 +28,8 @@ class Generation:
 
     `tokens` is the prompt and what was sampled after it; the first `computed` of them have keys and values in slot
     `slot`, made by the present weights. `limit` is the length of `tokens` at which it ends with "length".
-    `finish_reason` is "" while it is alive, "error" if the model gave no number.
+    `finish_reason` is "" while it is alive, "error" if the model gave no number. `on_token` is called in the event
+    loop after every step that sampled a token of it.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Generation:
     reused: int = 0
     finish_reason: str = ""
     stop_reason: int | None = None
+    on_token: Callable[[], None] | None = None
 
     @classmethod
     def new(

@@ -40,7 +40,6 @@ async def test_an_answer_has_the_shape_of_vllm(engine: EngineUnderTest) -> None:
         ({"sampling_params": {"n": 2}}, 400),
         ({"sampling_params": {"logprobs": 20}}, 400),
         ({"sampling_params": {"max_tokens": "many"}}, 400),
-        ({"stream": True}, 400),
         ({"model": "another"}, 404),
         ({"token_ids": "1, 2"}, 400),
         ({"token_ids": [2**70]}, 400),
