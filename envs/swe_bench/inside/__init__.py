@@ -1,0 +1,1 @@
+"""Files that are sent into containers. Nothing here is imported by the host: they are read as text."""
