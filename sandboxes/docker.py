@@ -234,7 +234,7 @@ class DockerSandbox:
             await self.engine.call(lambda: self.engine.client.api.remove_container(self._name, force=True, v=True))
 
     async def close(self) -> None:
-        """Remove the container and all in it. Any state, any number of times; never raises for an engine that is away."""
+        """Remove the container and all in it. Any state, any number of times; an engine that is away is only logged."""
         started, self._state = self._state not in ("new", "closed"), "closed"
         for process in self._processes.values():
             process.stream.close()
@@ -266,8 +266,8 @@ class DockerSandbox:
         is cancelled; `background=True` keeps, at a normal end, what it left running, until a run without it ends.
         Exit codes are the shell's: 127 not found, 126 not executable or no such `cwd`, 128+n killed by signal n. A kill
         by the memory limit is told in the last line of `stderr`. Memory and processes are limited for the container as
-        a whole (`DockerSettings`). Raises `SandboxFault` if container or engine fail, ValueError for an empty command or
-        a NUL byte.
+        a whole (`DockerSettings`). Raises `SandboxFault` if container or engine fail, ValueError for an empty command
+        or a NUL byte.
         """
         check_command(argv, env)
         chosen = limits or self.settings.limits

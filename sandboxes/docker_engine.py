@@ -36,7 +36,7 @@ WORKERS = 32
 
 
 class ContainerGone(SandboxFault):
-    """The container ended or was removed while it was needed: killed from outside, time to live over, engine restart."""
+    """The container ended while it was needed: killed from outside, time to live over, engine restart."""
 
 
 class EngineGone(SandboxFault):

@@ -91,8 +91,9 @@ class ExecStream:
                 try:
                     body = json.dumps({"Detach": False, "Tty": False}).encode()
                     writer.write(
-                        f"POST /v1.41/exec/{exec_id}/start HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\n"
-                        f"Upgrade: tcp\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                        f"POST /v1.41/exec/{exec_id}/start HTTP/1.1\r\nHost: docker\r\n"
+                        "Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Type: application/json\r\n"
+                        f"Content-Length: {len(body)}\r\n\r\n".encode()
                         + body
                     )
                     await writer.drain()
