@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from agent.chat_template import ChatTemplateError
-from agent.engines.base import Completion, ContextOverflow, Engine, EngineFault
+from agent.engines.base import Completion, ContextOverflow, Engine, EngineFault, EngineRefused
 from agent.episode import Episode, EpisodeError, SamplingParams, Segment, StopReason, Timings, validate
+from agent.patience import backoff_s
 from agent.runtime_config import SamplingConfig, StageLimits
 from agent.store.protocol import Ticket
 from envs.core import AsyncEnv, EnvironmentFault, Step
@@ -29,6 +30,10 @@ ABORT_GRACE_S = 2.0
 
 FRUITLESS_ABORTS = 5
 """After so many aborts in a row without a single token, the engine is going away: the episode is aborted."""
+
+REQUEST_FAULTS = 5
+"""A turn whose requests have failed more often than this, without a token in between, fails its episode: a request
+that kills every engine it meets must end somewhere."""
 
 LONG_TRANSCRIPT = 30_000
 """Tokens from which on rendering the next turn takes more than about 2 ms."""
@@ -105,8 +110,27 @@ class _Action:
         self.finish_reason = completion.finish_reason
 
 
+class _TooSlow(EngineFault):
+    """A request reached its time limit; `completion` is what the engine handed over of it, if it did."""
+
+    def __init__(self, message: str, completion: Completion | None) -> None:
+        super().__init__(message)
+        self.completion = completion
+
+
+Recover = Callable[[EngineFault], Awaitable[None]]
+"""Returns once requests may be made again to the engine of the episode (another one behind the same object, or the
+same one restarted); raises when that is not to be expected. See `agent.engines.pool.Seat.move`."""
+
+
 async def rollout(
-    ticket: Ticket, env: AsyncEnv, engine: Engine, renderer: Renderer, settings: RolloutSettings
+    ticket: Ticket,
+    env: AsyncEnv,
+    engine: Engine,
+    renderer: Renderer,
+    settings: RolloutSettings,
+    *,
+    recover: Recover | None = None,
 ) -> Episode:
     """Run one episode of `env` under the policy behind `engine`, and return it validated.
 
@@ -118,17 +142,29 @@ async def rollout(
     again and again without a token ends the episode as `StopReason.ABORTED`. An observation that fills the context
     is not recorded, because no action follows it: no episode is longer than `max_context_tokens`.
 
+    This is the one home of retries of engine requests. An engine that fails in mid-turn is no end: `recover` is
+    awaited, and the turn goes on in the same segment from prompt and tokens so far (tokens that were never received
+    are sampled again), at most `REQUEST_FAULTS` times in a row. That time is not counted to the episode's wall clock.
+    What an engine refuses (`EngineRefused`) is never asked again. Without `recover` the first fault is raised.
+
     Raises `EnvironmentFault`, `EngineFault` (infrastructure) or `EpisodeError` (a record nobody may train on).
     Cancelled, it aborts its request at the engine before it leaves; the environment stays its owner's to close.
     """
-    return await _Rollout(ticket, env, engine, renderer, settings).run()
+    return await _Rollout(ticket, env, engine, renderer, settings, recover).run()
 
 
 class _Rollout:
     def __init__(
-        self, ticket: Ticket, env: AsyncEnv, engine: Engine, renderer: Renderer, settings: RolloutSettings
+        self,
+        ticket: Ticket,
+        env: AsyncEnv,
+        engine: Engine,
+        renderer: Renderer,
+        settings: RolloutSettings,
+        recover: Recover | None,
     ) -> None:
         self.ticket, self.env, self.engine, self.renderer, self.settings = ticket, env, engine, renderer, settings
+        self.recover = recover
         self.transcript: list[int] = []
         self.segments: list[Segment] = []
         self.rewards: list[float] = []
@@ -227,7 +263,7 @@ class _Rollout:
     async def _act(self) -> _Action:
         """Sample one turn. `finish_reason` is the engine's, or "wall_clock"."""
         budget = min(self.settings.max_tokens_per_turn, self._room())
-        action, fruitless = _Action(), 0
+        action, fruitless, faults = _Action(), 0, 0
         while True:
             sampling = self.settings.sampling.params(
                 max_tokens=budget - len(action.token_ids),
@@ -239,7 +275,22 @@ class _Rollout:
             except ContextOverflow:  # the engine's context is smaller than max_context_tokens
                 action.finish_reason = "length"
                 return action
+            except EngineRefused:
+                raise
+            except EngineFault as fault:
+                faults += 1
+                if isinstance(fault, _TooSlow) and fault.completion is not None:
+                    action.add(fault.completion)
+                await self._recovered(fault, faults)
+                if time.monotonic() >= self.deadline:
+                    action.finish_reason = "wall_clock"
+                    return action
+                if len(action.token_ids) >= budget:
+                    action.finish_reason = "length"
+                    return action
+                continue
             action.add(completion)
+            faults = 0 if completion.token_ids else faults
             if completion.finish_reason != "abort":
                 return action
             if timed_out:
@@ -252,6 +303,19 @@ class _Rollout:
             if fruitless >= FRUITLESS_ABORTS:
                 return action
             await asyncio.sleep(0.05 * 2**fruitless)
+
+    async def _recovered(self, fault: EngineFault, faults: int) -> None:
+        """Return once the turn may go on after `fault`, the `faults`-th in a row; raises it if it may not."""
+        if self.recover is None or faults > REQUEST_FAULTS:
+            raise fault
+        log.info("ticket %s: a request failed, and will be made again: %s", self.ticket.id, fault)
+        self.metrics["engine_faults"] = self.metrics.get("engine_faults", 0) + 1
+        began = time.monotonic()
+        if began >= self.deadline:
+            return
+        await asyncio.sleep(backoff_s(faults))
+        await self.recover(fault)
+        self.deadline += time.monotonic() - began
 
     def _seed(self) -> int | None:
         """A seed of its own for every request: the same one again would replay the same random numbers."""
@@ -280,7 +344,10 @@ class _Rollout:
             await asyncio.wait_for(self.engine.abort(request_id), ABORT_GRACE_S)
             await asyncio.wait({task}, timeout=ABORT_GRACE_S)
             if not wall_clock:
-                raise EngineFault(f"a turn took longer than limits.generate_s={limit:g} s")
+                handed_over = task.result() if task.done() else None
+                if handed_over is not None and handed_over.finish_reason != "abort":
+                    return handed_over, False
+                raise _TooSlow(f"a turn took longer than limits.generate_s={limit:g} s", handed_over)
             if task.done():
                 return task.result(), True
             return Completion((), (), (), "abort"), True

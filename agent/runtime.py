@@ -19,11 +19,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
-from agent.engines.base import Engine, EngineFault
+from agent.engines.base import Engine, EngineFault, EngineRefused
+from agent.engines.pool import EnginePool, Seat
 from agent.episode import Episode, EpisodeError, StopReason
+from agent.patience import Unreachable, backoff_s
 from agent.rollout import PromptTooLong, Renderer, RolloutSettings, rollout
 from agent.runtime_config import EXAMPLE, ConfigError, EnvConfig, RuntimeConfig, load_config, parse_config
-from agent.runtime_parts import EnginePool, NothingWorks, SlotEnvs, Spool, TicketSource, Unreachable, backoff_s
+from agent.runtime_parts import NothingWorks, SlotEnvs, Spool, TicketSource
 from agent.store.protocol import Ending, StoreFault, Ticket
 from envs.core import AsyncEnv, EnvironmentFault
 
@@ -61,8 +63,10 @@ class Runtime:
                                     └─ cancelled ─▶ engine request aborted ─▶ environment closed ─▶ gone
 
     A slot holds a ticket from the lease to the acknowledgement (or the failure); the store counts it as leased
-    for as long. Tickets are leased for all idle slots together, one request at a time. Retries have one home: a
-    fault fails the ticket, the store deals it again up to its cap, and nothing below this class tries twice.
+    for as long. Tickets are leased for all idle slots together, one request at a time. Every retry has one home. A
+    request that its engine failed is made again by `agent.rollout`, at the engine that the pool names, so an engine
+    that dies costs tokens and no episode. Any other fault, and a request that keeps failing, fails the ticket; the
+    store deals it again up to its cap. Nothing else tries twice.
     Delivery is no retry: the episode is done, and it is held until the store has it on disk (or, when the runtime
     must leave first, until it lies in the spool).
 
@@ -90,7 +94,12 @@ class Runtime:
         self._make_env = make_env
         self._worker = config.worker_name
         limits = config.limits
-        self._pool = EnginePool(engines, patience_s=limits.engine_patience_s)
+        self._pool = EnginePool(
+            engines,
+            patience_s=limits.engine_patience_s,
+            check_every_s=limits.engine_check_every_s,
+            check_s=limits.engine_check_s,
+        )
         self._tickets = TicketSource(
             store, self._worker, wait_s=config.lease_wait_s, patience_s=limits.store_patience_s, gate=self._pool.ready
         )
@@ -115,6 +124,7 @@ class Runtime:
             await self._told_store(lambda: self._store.release_worker(self._worker), f"the start of {self._worker}")
             await self._deliver_kept()
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._pool.run(), name="engines")
                 group.create_task(self._tickets.run(), name="lease")
                 group.create_task(self._log_progress(), name="progress")
                 for index in range(self.config.concurrency):
@@ -155,10 +165,11 @@ class Runtime:
         """One ticket to its end: delivered (True) or failed (False)."""
         self._state[index] = "running"
         try:
-            async with self._pool.pick() as engine:
-                await self._await_pinned_version(ticket, engine)
+            async with self._pool.seat() as seat:
+                await self._await_pinned_version(ticket, seat)
                 env = await envs.get(ticket.kind)
-                episode = await rollout(ticket, env, engine, self._renderer, self._settings(ticket.kind))
+                settings = self._settings(ticket.kind)
+                episode = await rollout(ticket, env, seat, self._renderer, settings, recover=seat.move)
                 _check_pinned_version(ticket, episode)
         except EngineFault as fault:
             return await self._fail(ticket, "engine", fault)
@@ -184,12 +195,21 @@ class Runtime:
             worker=self._worker,
         )
 
-    async def _await_pinned_version(self, ticket: Ticket, engine: Engine) -> None:
+    async def _await_pinned_version(self, ticket: Ticket, seat: Seat) -> None:
         """An evaluation waits until its engine has the version it is pinned to, and is refused once that is past."""
         if ticket.pinned_version is None:
             return
         deadline = time.monotonic() + self.config.limits.generate_s
-        while (version := (await engine.health()).version) != ticket.pinned_version:
+        while True:
+            try:
+                version = (await seat.health()).version
+            except EngineRefused:
+                raise
+            except EngineFault as fault:
+                await seat.move(fault)
+                continue
+            if version == ticket.pinned_version:
+                return
             if version > ticket.pinned_version or time.monotonic() > deadline:
                 raise EpisodeError(f"evaluation is pinned to version {ticket.pinned_version}, the engine has {version}")
             await asyncio.sleep(EVALUATION_POLL_S)

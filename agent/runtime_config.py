@@ -59,13 +59,17 @@ class StageLimits(_Frozen):
     put_s: float = Field(default=30.0, gt=0)
     """One attempt to deliver an episode; attempts are repeated until `store_patience_s`."""
     episode_s: float = Field(default=3600.0, gt=0)
-    """Wall clock of a whole episode: past it the episode is truncated ("wall_clock") and graded as it stands."""
+    """Wall clock of a whole episode: past it the episode is truncated ("wall_clock") and graded as it stands.
+    Time in which it waits for an engine to come back is not counted."""
     shutdown_s: float = Field(default=10.0, gt=0)
     """From the first signal to the end of the process."""
     store_patience_s: float = Field(default=120.0, gt=0)
     """How long the store may be away before the runtime stops with an error."""
     engine_patience_s: float = Field(default=600.0, gt=0)
     """How long every engine may be away before the runtime stops with an error."""
+    engine_check_s: float = Field(default=10.0, gt=0)
+    """One question to an engine how it is; unanswered, it gets no requests until it answers again."""
+    engine_check_every_s: float = Field(default=5.0, gt=0)
 
 
 class RuntimeConfig(_Frozen):
@@ -114,7 +118,7 @@ class RuntimeConfig(_Frozen):
 
 EXAMPLE = """\
 store: http://127.0.0.1:8700
-engines: [http://127.0.0.1:8800]      # several: an episode stays on the engine it started on
+engines: [http://127.0.0.1:8800]      # several: an episode stays on its engine while that is sound
 model: runs/tiny/sft                  # tokenizer and chat template
 env:
   id: sao/PythonTIR-v0

@@ -1,20 +1,18 @@
-"""The parts of a runtime beside its slots: where tickets come from, which engine serves, which environments live."""
+"""The parts of a runtime beside its slots: where tickets come from, what is kept for later, which environments live."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal, Protocol
 from urllib.parse import quote
 
-from agent.engines.base import Engine, EngineFault
 from agent.episode import Episode, EpisodeError, decode, encode
+from agent.patience import Unreachable, backoff_s
 from agent.runtime_config import ConfigError, EnvConfig
 from agent.store.protocol import StoreFault, Ticket
 from envs.core import AsyncEnv, EnvironmentFault
@@ -24,17 +22,8 @@ log = logging.getLogger(__name__)
 Kind = Literal["train", "evaluate"]
 
 
-class Unreachable(RuntimeError):
-    """The store, or every engine, stayed away longer than configured; the message says which, and what to do."""
-
-
 class NothingWorks(RuntimeError):
     """Ticket after ticket failed though store and engines answer: something is configured wrongly."""
-
-
-def backoff_s(tries: int, *, first_s: float = 0.1, most_s: float = 10.0) -> float:
-    """Seconds to wait after the `tries`-th failure in a row: exponential, with full jitter so that slots spread."""
-    return random.uniform(0.5, 1.0) * min(most_s, first_s * 2 ** min(tries - 1, 20))
 
 
 class _Leasing(Protocol):
@@ -107,72 +96,6 @@ class TicketSource:
                 future.set_result(self._spare.popleft())
         if not self._waiting:
             self._wanted.clear()
-
-
-class _Member:
-    def __init__(self, name: str, engine: Engine) -> None:
-        self.name, self.engine = name, engine
-        self.load = 0
-        self.suspect = False
-        self.probing = asyncio.Lock()
-
-
-class EnginePool:
-    """Several engines behind one runtime: an episode goes to the least loaded one and stays there.
-
-    Staying keeps the episode's prefix in that engine's cache. An engine that failed is suspect: it gets no
-    episode, and no ticket is leased when no other is left, until its health answers again.
-    """
-
-    def __init__(self, engines: dict[str, Engine], *, patience_s: float) -> None:
-        self._members = [_Member(name, engine) for name, engine in engines.items()]
-        self._patience_s = patience_s
-
-    @contextlib.asynccontextmanager
-    async def pick(self) -> AsyncIterator[Engine]:
-        """The engine of one episode, counted as its load until the block ends."""
-        await self.ready()
-        sound = [member for member in self._members if not member.suspect]
-        member = min(sound, key=lambda m: m.load) if sound else self._members[0]
-        member.load += 1
-        try:
-            yield member.engine
-        except EngineFault:
-            member.suspect = True
-            raise
-        finally:
-            member.load -= 1
-
-    async def ready(self) -> None:
-        """Return once an engine is sound; raises `Unreachable` when all stay away longer than `patience_s`."""
-        began, tries = time.monotonic(), 0
-        while True:
-            await asyncio.gather(*(self._probe(member) for member in self._members if member.suspect))
-            if any(not member.suspect for member in self._members):
-                return
-            tries += 1
-            if time.monotonic() - began > self._patience_s:
-                raise Unreachable(
-                    f"no engine of {', '.join(m.name for m in self._members)} has answered for {self._patience_s:g} s; "
-                    "start one again, or raise limits.engine_patience_s"
-                )
-            await asyncio.sleep(backoff_s(tries, first_s=0.2, most_s=5.0))
-
-    async def _probe(self, member: _Member) -> None:
-        async with member.probing:  # one question at a time, however many slots wait for the answer
-            if not member.suspect:
-                return
-            try:
-                async with asyncio.timeout(10.0):
-                    await member.engine.health()
-            except (EngineFault, TimeoutError) as error:
-                log.warning("engine %s is away: %s", member.name, error or "time limit")
-            else:
-                member.suspect = False
-
-    def loads(self) -> str:
-        """For the log: how many episodes each engine serves."""
-        return ", ".join(f"{m.name} {m.load}{' (away)' if m.suspect else ''}" for m in self._members)
 
 
 class Spool:

@@ -182,13 +182,16 @@ class LearnerConfig(_Section):
 
 
 class EngineConfig(_Section):
-    """Where tokens come from: `urls` of engines that run, or none, and then one is started here (`launch`).
+    """Where tokens come from: `urls` of engines that run, or none, and then `count` are started here (`launch`).
 
+    One that was started here and ends is started again, `restarts` times an hour each; then the run stops.
     `vllm_options` are further words for `vllm serve`, and `vllm_environment` is where it is installed (`make vllm`).
     """
 
     urls: tuple[str, ...] = ()
     launch: Literal["local", "vllm"] = "local"
+    count: int = Field(default=1, ge=1)
+    restarts: int = Field(default=3, ge=0)
     vllm_environment: Path | None = None
     vllm_eager: bool = True
     vllm_options: tuple[str, ...] = ()
@@ -198,9 +201,13 @@ class EngineConfig(_Section):
 
 
 class RuntimeSection(_Section):
-    """How episodes are run, in the runtime's own terms; with `launch` the runtime is a child of the learner."""
+    """How episodes are run, in the runtime's own terms; with `launch` the runtime is a child of the learner.
+
+    `python`: the interpreter that runs it, with this project installed (None: this one). OpenHands needs 3.12.
+    """
 
     launch: bool = True
+    python: Path | None = None
     concurrency: int = Field(default=64, ge=1)
     sampling: SamplingConfig = SamplingConfig()
     max_tokens_per_turn: int = Field(default=1024, ge=1)
@@ -233,7 +240,7 @@ class EvaluationConfig(_Section):
 
 
 class HardwareConfig(_Section):
-    """What a run is planned for; only `learner.plan` reads it.
+    """What a run is planned for: read by `learner.plan`, and by the launch of vLLM (GPUs and tensor parallelism).
 
     `learner_gpus`: GPUs that the learner's state is sharded over (0: the CPU). `engine_gpus`: GPUs of the engines,
     `gpus_per_engine` each (tensor parallel); 0: one engine on the learner's own devices. `memory_gib`: memory of one
@@ -283,6 +290,12 @@ class Recipe(_Section):
         if self.runtime.sampling.temperature <= 0:
             raise ValueError(
                 "runtime.sampling.temperature must be above 0: greedy actions have no log-probs to learn from"
+            )
+        launched = self.engine.count * self.hardware.gpus_per_engine
+        if self.engine.launch == "vllm" and not self.engine.urls and self.hardware.engine_gpus not in (0, launched):
+            raise ValueError(
+                f"engine.count {self.engine.count} of hardware.gpus_per_engine {self.hardware.gpus_per_engine} is not "
+                f"hardware.engine_gpus {self.hardware.engine_gpus}"
             )
         if self.runtime.max_context_tokens > self.engine.max_context:
             raise ValueError("runtime.max_context_tokens is larger than engine.max_context")

@@ -163,7 +163,13 @@ async def evaluate_model(recipe: Recipe, model: Path, samples: int, display: Dis
     tasks = await count_held_out(recipe)
     with tempfile.TemporaryDirectory(prefix="evaluate-") as scratch:
         async with Services.start(
-            recipe, model=model, folder=Path(scratch), store_config={"tasks": 0}, version=0, use_addresses=False
+            recipe,
+            model=model,
+            folder=Path(scratch),
+            store_config={"tasks": 0},
+            version=0,
+            own_store=True,
+            own_engines=True,
         ) as services:
             with display.stage("Evaluation", tasks * samples) as advance:
                 seen = 0

@@ -120,7 +120,8 @@ class Loop:
                 return claim
             await asyncio.to_thread(self.ranks.heartbeat)
             status = await self.services.store.status()
-            if status.ready != before:
+            # An engine that is being started again has its own patience; see `Fleet.check`.
+            if status.ready != before or not self.services.engines:
                 heard, before = time.monotonic(), status.ready
             if time.monotonic() - heard > patience:
                 raise LearnerFault(
@@ -208,7 +209,7 @@ class Loop:
     async def _service_figures(self) -> dict[str, float]:
         """Queue length, counters, issued against consumed; tokens/s and idle share of the engines."""
         status = await self.services.store.status()
-        healths = await asyncio.gather(*(engine.health() for engine in self.services.engines))
+        healths = await self.services.engine_healths()
         uptime = sum(h.uptime_s for h in healths) or math.nan
         figures: dict[str, float] = {
             "queue/ready": status.ready,

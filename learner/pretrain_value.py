@@ -48,7 +48,11 @@ def count_tasks(recipe: Recipe) -> int:
 
 
 async def collect_episodes(recipe: Recipe, model: Path, folder: Path, count: int, display: Display) -> list[Episode]:
-    """`count` episodes of the policy in `model`, one a task, by the same runtime as in training."""
+    """`count` episodes of the policy in `model`, one a task, by the same engines as in training.
+
+    Engines of `engine.urls` are given that policy first. Store and runtime are started here even if the run's own
+    are elsewhere: these episodes are not the run's.
+    """
     config = {
         "tasks": await asyncio.to_thread(count_tasks, recipe),
         "seed": recipe.seed + 1,
@@ -56,7 +60,7 @@ async def collect_episodes(recipe: Recipe, model: Path, folder: Path, count: int
         "max_lag": 0,
     }
     async with Services.start(
-        recipe, model=model, folder=folder, store_config=config, version=0, use_addresses=False
+        recipe, model=model, folder=folder, store_config=config, version=0, own_store=True
     ) as services:
         with display.stage("Value rollouts", count) as advance:
             done = 0

@@ -1,10 +1,10 @@
-"""The other processes of a run: store, engine, runtime. What has no address in the recipe is started here.
+"""The other processes of a run: store, engines, runtime. What has no address in the recipe is started here.
 
     async with Services.start(recipe, model=..., store_path=..., ...) as services:
         claim = await services.store.claim(128, version=0, wait_s=5)
 
 Children live in sessions of their own: Ctrl-C reaches this process only, which takes them down in order (runtime,
-engine, store). They also end by themselves when this process dies, by SIGKILL too.
+engines, store). They also end by themselves when this process dies, by SIGKILL too.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.engines.base import Engine
-from agent.engines.client import HttpEngine
-from agent.engines.launch import launch_local, launch_vllm, log_tail, stop_local
+from agent.engines.base import Engine, EngineHealth
+from agent.engines.launch import log_tail, stop_local
 from agent.store.client import StoreClient
 from learner.cli import LearnerFault
 from learner.config import Recipe
+from learner.engines import Fleet
 
 _START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 15.0
@@ -34,25 +34,37 @@ _POLL_S = 0.05
 
 @dataclass
 class Services:
-    """Clients of everything the learner talks to, and the children that it owns, by name."""
+    """Clients of everything the learner talks to, and the store and runtime that it owns, by name."""
 
     store: StoreClient
-    engines: list[Engine]
+    fleet: Fleet | None = None
     children: dict[str, tuple[Process, Path]] = field(default_factory=dict)
 
+    @property
+    def engines(self) -> list[Engine]:
+        """The engines that serve the newest version now; see `learner.engines`."""
+        return self.fleet.engines if self.fleet is not None else []
+
+    async def engine_healths(self) -> list[EngineHealth]:
+        """What the engines that answer say of themselves."""
+        return await self.fleet.healths() if self.fleet is not None else []
+
     def check(self) -> None:
-        """Raise `LearnerFault` if a child has ended: nothing good comes of waiting for it."""
+        """Raise `LearnerFault` if store or runtime has ended, or an engine for good: nothing good comes of waiting."""
         for name, (process, log) in self.children.items():
             if process.returncode is not None:
                 raise LearnerFault(
                     f"the {name} ended with code {process.returncode}. The end of its log, {log}:\n{log_tail(log)}\n"
                     "Run the same command again to go on from the last checkpoint"
                 )
+        if self.fleet is not None:
+            self.fleet.check()
 
     async def publish(self, version: int, weights: Path, *, timeout_s: float) -> None:
-        """Give every engine the snapshot, then tell the store that `version` is served."""
+        """Give the engines the snapshot (see `Fleet.publish`), then tell the store that `version` is served."""
+        assert self.fleet is not None
+        await self.fleet.publish(version, weights, timeout_s=timeout_s)
         async with asyncio.timeout(timeout_s):
-            await asyncio.gather(*(engine.publish(version, weights) for engine in self.engines))
             await self.store.set_version(version)
 
     @classmethod
@@ -65,68 +77,43 @@ class Services:
         folder: Path,
         store_config: dict[str, Any],
         version: int | None = None,
-        use_addresses: bool = True,
+        own_store: bool = False,
+        own_engines: bool = False,
     ) -> AsyncIterator[Services]:
         """Start what the recipe gives no address for; logs, ports and the store's file go to `folder`.
 
-        `version` None: the store's own, which only grows, so that a version never names two sets of weights.
-        `use_addresses=False` ignores the recipe's store and engine (for stages that are not the run itself).
+        When this returns the engines serve `model` as `version` (None: the store's own, which only grows, so that a
+        version never names two sets of weights). `own_store`: start a store even so, and with it a runtime (one
+        elsewhere cannot know of that store): for stages that are not the run itself. `own_engines`: start engines
+        even if the recipe has addresses, for what must not disturb them.
         """
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        services = cls(StoreClient("http://127.0.0.1:1"), [])
-        try:
-            if use_addresses and recipe.store.url:
+        services = cls(StoreClient("http://127.0.0.1:1"))
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(services._shut, "store")
+            if recipe.store.url and not own_store:
                 services.store = StoreClient(recipe.store.url)
             else:
-                url = await _start_store(services, folder, store_config)
-                services.store = StoreClient(url)
+                services.store = StoreClient(await _start_store(services, folder, store_config))
+            stack.push_async_callback(_closed, services)
             if version is None:
                 version = (await services.store.status()).version
-            urls = recipe.engine.urls if use_addresses else ()
-            if not urls:
-                process, url = await _start_engine(recipe, model, version, folder / "engine.log")
-                services.children["engine"] = (process, folder / "engine.log")
-                urls = (url,)
-            services.engines = [HttpEngine(url) for url in urls]
-            if recipe.runtime.launch:
-                await _start_runtime(services, recipe, model, urls, folder)
+            services.fleet = await stack.enter_async_context(
+                Fleet.start(recipe, model=model, version=version, folder=folder, use_addresses=not own_engines)
+            )
+            if recipe.runtime.launch or own_store:
+                stack.push_async_callback(services._shut, "runtime")
+                await _start_runtime(services, recipe, model, services.fleet.urls, folder)
             yield services
-        finally:
-            await services._stop()
 
-    async def _stop(self) -> None:
+    async def _shut(self, name: str) -> None:
         # Shielded: a second Ctrl-C must not leave a child behind; SIGKILL cannot, see the children's own watch.
-        await asyncio.shield(asyncio.ensure_future(self._take_down()))
-
-    async def _take_down(self) -> None:
-        for name in ("runtime", "engine", "store"):
-            if name == "engine":
-                await asyncio.gather(*(engine.close() for engine in self.engines), return_exceptions=True)
-            if name == "store":
-                await self.store.close()
-            if name in self.children:
-                await stop_local(self.children[name][0], grace_s=_STOP_LIMIT_S)
+        if name in self.children:
+            await asyncio.shield(asyncio.ensure_future(stop_local(self.children[name][0], grace_s=_STOP_LIMIT_S)))
 
 
-async def _start_engine(recipe: Recipe, model: Path, version: int, log: Path) -> tuple[Process, str]:
-    section = recipe.engine
-    shared: dict[str, Any] = {
-        "version": version,
-        "log": log,
-        "max_sequences": section.max_sequences,
-        "max_context": section.max_context,
-        "threads": section.threads,
-    }
-    if section.launch == "local":
-        return await launch_local(model, **shared)
-    return await launch_vllm(
-        model,
-        **shared,
-        dtype=recipe.model.dtype,
-        eager=section.vllm_eager,
-        environment=section.vllm_environment,
-        options=section.vllm_options,
-    )
+async def _closed(services: Services) -> None:
+    await services.store.close()
 
 
 async def _start_store(services: Services, folder: Path, config: dict[str, Any]) -> str:
@@ -152,20 +139,26 @@ async def _start_runtime(services: Services, recipe: Recipe, model: Path, urls: 
         "evaluation_env": (recipe.evaluation.env or recipe.env).model_dump(mode="json"),
         "worker": f"{recipe.name}-0",
         "spool": str(folder / "undelivered"),
-        **section.model_dump(mode="json", exclude={"launch"}),
+        **section.model_dump(mode="json", exclude={"launch", "python"}),
     }
-    process = await _spawn(services, "runtime", ["-m", "agent.runtime", "--exit-with-parent"], folder, stdin=PIPE)
+    words = ["-m", "agent.runtime", "--exit-with-parent"]
+    try:
+        process = await _spawn(services, "runtime", words, folder, stdin=PIPE, python=section.python)
+    except OSError as error:
+        raise LearnerFault(f"runtime.python: cannot start {section.python}: {error.strerror or error}") from error
     assert process.stdin is not None
     process.stdin.write(json.dumps(config).encode())
     await process.stdin.drain()
     process.stdin.close()
 
 
-async def _spawn(services: Services, name: str, words: list[str], folder: Path, stdin: int = DEVNULL) -> Process:
+async def _spawn(
+    services: Services, name: str, words: list[str], folder: Path, *, stdin: int = DEVNULL, python: Path | None = None
+) -> Process:
     log = folder / f"{name}.log"
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
+            str(python or sys.executable),
             *words,
             stdin=stdin,
             stdout=output,

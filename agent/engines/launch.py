@@ -88,12 +88,14 @@ async def launch_vllm(
     eager: bool = True,
     environment: Path | None = None,
     options: Sequence[str] = (),
+    devices: str | None = None,
     ready_timeout_s: float = 300.0,
 ) -> tuple[Process, str]:
     """Start `vllm serve` for the model folder `model`, as `launch_local` does; end it with `stop_local`.
 
     `environment` is the virtual environment with vLLM (see `vllm_python`), `options` are further words for its
-    command line. All of the server's processes end when this one does, or the server's first: see `vllm_plugin`.
+    command line, `devices` its CUDA_VISIBLE_DEVICES (None: this process's). All of the server's processes end when
+    this one does, or the server's first: see `vllm_plugin`.
     On a CPU the environment variable VLLM_CPU_KVCACHE_SPACE (GiB, default 1) bounds its keys and values.
     """
     _check(model)
@@ -110,6 +112,8 @@ async def launch_vllm(
         "HF_HUB_OFFLINE": "1",
         vllm_plugin.OWNER: f"{me.pid}:{me.create_time()}",
     }
+    if devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = devices
     with _reserved(port) as port:
         command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1"]
         command += ["--port", str(port), "--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
@@ -188,9 +192,14 @@ async def stop_local(process: Process, *, grace_s: float = 10.0) -> int:
         try:
             return await _stop(process, grace_s)
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # a session of its own: the group is what it started
+            end_group(process)
     return await _stop(process, grace_s)
+
+
+def end_group(process: Process) -> None:
+    """SIGKILL to what an engine that has just ended has left: it had a session of its own, so the group is its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _stop(process: Process, grace_s: float) -> int:

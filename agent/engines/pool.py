@@ -1,0 +1,246 @@
+"""Several engines behind one runtime: who serves, who is away, and where an episode goes when its engine fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from agent.engines.base import Completion, Engine, EngineFault, EngineHealth
+from agent.episode import SamplingParams
+from agent.patience import Unreachable, backoff_s
+
+log = logging.getLogger(__name__)
+
+GIVEN_UP_AFTER = 3
+"""Checks in a row without an answer, after which requests that are still at the engine are given up."""
+
+BEHIND_S = 60.0
+"""How long a sound engine may be behind the newest version: a publication does not reach all in the same moment."""
+
+
+class _Member:
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name, self.engine = name, engine
+        self.load = 0
+        self.sound = False
+        self.trouble = "not asked yet"
+        self.version = -1
+        self.behind_since: float | None = None
+        self.misses = 0
+        self.doubts = 0
+        self.doubted = asyncio.Event()
+        self.given_up = asyncio.Event()
+
+
+class EnginePool:
+    """An episode goes to the least loaded engine and stays there, so that its prefix stays in that engine's cache.
+
+    What an engine is to the pool:
+
+        unknown ──answers──▶ sound ──a request failed──▶ doubted ──answers──▶ sound
+                               │                            └─ does not ─▶ away
+                               └─ a check failed, or its weights are older ─▶ away ──answers, newest version──▶ sound
+
+    Only a sound engine is given episodes and requests. Each is asked for its health every `check_every_s`, a doubted
+    one at once, one that is away with growing pauses. One that stays silent for `GIVEN_UP_AFTER` checks (it may hang
+    and keep its connections open) also loses the requests that are still at it: their episodes move.
+
+    Weights: an engine that comes back must have a version that is not below the newest one that any engine was seen
+    with, so a restarted one waits until the learner has published to it again. One whose version goes back is away at
+    once; a sound one may be behind for `BEHIND_S`, while a publication is under way. Versions that are rolled back on
+    purpose need a new pool, i.e. a new runtime.
+
+        pool = EnginePool({url: HttpEngine(url) for url in urls}, patience_s=600)
+        running = asyncio.create_task(pool.run())     # asks; without it nobody becomes sound
+        async with pool.seat() as seat:               # counts as that engine's load
+            episode = await rollout(ticket, env, seat, renderer, settings, recover=seat.move)
+
+    The pool only says where a request may go. Whether it is made again is decided in `agent.rollout`.
+    """
+
+    def __init__(
+        self, engines: dict[str, Engine], *, patience_s: float, check_every_s: float = 5.0, check_s: float = 10.0
+    ) -> None:
+        self._members = [_Member(name, engine) for name, engine in engines.items()]
+        self._patience_s, self._check_every_s, self._check_s = patience_s, check_every_s, check_s
+        self._newest = -1
+        self._any_sound = asyncio.Event()
+
+    async def run(self) -> None:
+        """Ask the engines how they are, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for member in self._members:
+                group.create_task(self._watch(member), name=f"watch {member.name}")
+
+    async def ready(self) -> None:
+        """Return once an engine is sound; raises `Unreachable` when all stay away longer than `patience_s`."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._any_sound.wait()
+        except TimeoutError as error:
+            reasons = "; ".join(f"{m.name}: {m.trouble}" for m in self._members)
+            raise Unreachable(
+                f"no engine of {', '.join(m.name for m in self._members)} has been fit to serve for "
+                f"{self._patience_s:g} s ({reasons}); start one again, or raise limits.engine_patience_s"
+            ) from error
+
+    @contextlib.asynccontextmanager
+    async def seat(self) -> AsyncIterator[Seat]:
+        """A place for one episode; waits for a sound engine as `ready` does."""
+        seat = Seat(self, await self._least_loaded())
+        try:
+            yield seat
+        finally:
+            seat._member.load -= 1
+
+    def loads(self) -> str:
+        """For the log: how many episodes each engine serves."""
+        return ", ".join(f"{m.name} {m.load}{'' if m.sound else ' (away)'}" for m in self._members)
+
+    async def _least_loaded(self) -> _Member:
+        while True:
+            await self.ready()
+            sound = [member for member in self._members if member.sound]
+            if sound:
+                member = min(sound, key=lambda m: m.load)
+                member.load += 1
+                return member
+
+    def _doubt(self, member: _Member, fault: EngineFault) -> None:
+        """A request failed: it gets no other before its health has been asked."""
+        member.doubts += 1
+        member.doubted.set()
+        if member.sound:
+            self._set(member, str(fault))
+
+    def _saw(self, member: _Member, version: int) -> None:
+        member.version = max(member.version, version)
+        self._newest = max(self._newest, version)
+
+    def _set(self, member: _Member, trouble: str) -> None:
+        """`trouble` "": the engine is sound."""
+        if member.sound and trouble:
+            log.warning("engine %s gets no requests: %s", member.name, trouble)
+        elif not member.sound and not trouble:
+            log.info("engine %s serves version %d", member.name, member.version)
+        member.sound, member.trouble = not trouble, trouble
+        if any(m.sound for m in self._members):
+            self._any_sound.set()
+        else:
+            self._any_sound.clear()
+
+    async def _watch(self, member: _Member) -> None:
+        fruitless = 0
+        while True:
+            member.doubted.clear()
+            await self._check(member)
+            fruitless = 0 if member.sound else fruitless + 1
+            pause = backoff_s(fruitless, first_s=0.2, most_s=self._check_every_s) if fruitless else self._check_every_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await member.doubted.wait()
+
+    async def _check(self, member: _Member) -> None:
+        doubts = member.doubts
+        try:
+            async with asyncio.timeout(self._check_s):
+                health = await member.engine.health()
+        except (EngineFault, TimeoutError) as error:
+            member.misses += 1
+            self._set(member, str(error) or f"its health was not answered within {self._check_s:g} s")
+            if member.misses >= GIVEN_UP_AFTER:
+                member.given_up.set()
+            return
+        member.misses = 0
+        if member.given_up.is_set():
+            member.given_up = asyncio.Event()
+        if doubts == member.doubts:  # else a request failed while it was asked: its answer may be older than that
+            self._set(member, self._weights_trouble(member, health.version))
+
+    def _weights_trouble(self, member: _Member, version: int) -> str:
+        """Why an engine that answers with `version` must not serve; "" if it may."""
+        went_back = version < member.version
+        self._saw(member, version)
+        if version >= self._newest:
+            member.behind_since = None
+            return ""
+        now = time.monotonic()
+        member.behind_since = now if member.behind_since is None else member.behind_since
+        if member.sound and not went_back and now - member.behind_since < BEHIND_S:
+            return ""
+        return f"its weights are of version {version}, the newest are of {self._newest}; publish to it again"
+
+
+class Seat:
+    """An episode's place at one engine of a pool. To a rollout it is an `Engine`, whichever engine is behind it."""
+
+    def __init__(self, pool: EnginePool, member: _Member) -> None:
+        self._pool, self._member = pool, member
+
+    @property
+    def name(self) -> str:
+        """The engine of this episode, as the pool was given it."""
+        return self._member.name
+
+    async def move(self, fault: EngineFault) -> None:
+        """After `fault`: sit down at another sound engine, or at the same once it has answered.
+
+        Raises `Unreachable` when all engines stay away longer than the pool's patience.
+        """
+        self._pool._doubt(self._member, fault)
+        left, self._member = self._member, await self._pool._least_loaded()
+        left.load -= 1
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Completion:
+        """As `Engine.generate`; also a fault when the engine is not fit to serve, or stops being so."""
+        member = self._member
+        if not member.sound:
+            raise EngineFault(f"engine {member.name} is away: {member.trouble}")
+        had = member.version
+        work = asyncio.create_task(
+            member.engine.generate(prompt_ids, sampling, request_id=request_id, timeout_s=timeout_s)
+        )
+        given_up = asyncio.create_task(member.given_up.wait())
+        try:
+            await asyncio.wait({work, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise EngineFault(f"engine {member.name} is away: {member.trouble}")
+            completion = work.result()
+        finally:
+            work.cancel()
+            given_up.cancel()
+            await asyncio.gather(work, given_up, return_exceptions=True)
+        if completion.versions:
+            # It was restarted between two checks: these tokens would be taken for ones of newer weights.
+            if completion.versions[0] < had:
+                raise EngineFault(
+                    f"the policy version of engine {member.name} goes back from {had} to {completion.versions[0]}"
+                )
+            self._pool._saw(member, completion.versions[-1])
+        return completion
+
+    async def publish(self, version: int, weights: Path) -> None:
+        """Not from here: weights are published by the learner, to every engine."""
+        raise NotImplementedError("publish to the engines, not through an episode's seat")
+
+    async def abort(self, request_id: str) -> None:
+        """As `Engine.abort`."""
+        await self._member.engine.abort(request_id)
+
+    async def health(self) -> EngineHealth:
+        """As `Engine.health`."""
+        return await self._member.engine.health()
+
+    async def close(self) -> None:
+        """Nothing: the engines are their owner's to close."""

@@ -1,0 +1,316 @@
+"""The engines of a run as the learner sees them: started, supervised, and kept at the newest published weights.
+
+async with Fleet.start(recipe, model=..., version=0, folder=...) as fleet:
+    await fleet.publish(1, Path("runs/x/weights/v1"), timeout_s=60)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from asyncio.subprocess import Process
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.engines.base import Engine, EngineFault, EngineHealth, EngineRefused
+from agent.engines.client import HttpEngine
+from agent.engines.launch import end_group, launch_local, launch_vllm, log_tail, stop_local
+from learner.cli import LearnerFault
+from learner.config import Recipe
+
+log = logging.getLogger(__name__)
+
+_CHECK_S = 10.0
+_KEEP_EVERY_S = 2.0
+_POLL_S = 0.05
+_STOP_LIMIT_S = 15.0
+_REFUSALS = 3
+RESTART_WINDOW_S = 3600.0
+"""`engine.restarts` counts what happened in this time."""
+
+Launch = Callable[[Path, int, int], Awaitable[tuple[Process, str]]]
+"""(model folder, version, port; 0: any) -> the process and its URL."""
+
+
+@dataclass
+class _Member:
+    name: str
+    engine: HttpEngine
+    process: Process | None = None  # None: somebody else's
+    launch: Launch | None = None
+    log: Path | None = None
+    served: int | None = None  # the version that it is known to serve; None: not known, or away
+    starting: bool = False
+    refusals: int = 0
+    trouble: str = ""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    restarts: deque[float] = field(default_factory=deque)
+
+    @property
+    def port(self) -> int:
+        return int(self.engine.url.rpartition(":")[2])
+
+
+class Fleet:
+    """Every engine of a run, each with a task that keeps it serving the newest published snapshot:
+
+        launched here ─▶ serving ──process ended──▶ started again with the newest snapshot ─▶ serving
+                            ▲                          └─ more than `engine.restarts` in an hour: LearnerFault
+        of `engine.urls` ───┘──does not answer──▶ away ──answers, published to──▶ serving
+
+    A restart takes the old port, so that nobody has to learn a new address. A publication succeeds when one engine
+    has taken it; the others are given it as soon as they answer. An engine that answers and still refuses the
+    weights (another model, say) is a `LearnerFault`: waiting would not change its mind.
+    """
+
+    def __init__(
+        self, members: list[_Member], *, version: int, weights: Path, restarts: int, patience_s: float, timeout_s: float
+    ) -> None:
+        self._members = members
+        self._newest = (version, weights)
+        self._restarts, self._patience_s, self._timeout_s = restarts, patience_s, timeout_s
+        self._keepers: list[asyncio.Task[None]] = []
+        self._last_seen = time.monotonic()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def start(
+        cls, recipe: Recipe, *, model: Path, version: int, folder: Path, use_addresses: bool = True
+    ) -> AsyncIterator[Fleet]:
+        """Start `engine.count` engines, or publish `model` to those of `engine.urls`; either way they serve it as
+        `version` when this returns. With `use_addresses=False` the addresses of the recipe are left alone.
+
+        Raises `EngineFault` if an engine does not start, `LearnerFault` if none of the addresses takes the weights
+        within `runtime.limits.engine_patience_s`.
+        """
+        urls = recipe.engine.urls if use_addresses else ()
+        fleet = cls(
+            [_Member(url, HttpEngine(url)) for url in urls],
+            version=version,
+            weights=model,
+            restarts=recipe.engine.restarts,
+            patience_s=recipe.runtime.limits.engine_patience_s,
+            timeout_s=recipe.learner.publication_timeout_s,
+        )
+        try:
+            if not urls:
+                launching = [fleet._add(recipe, index, folder) for index in range(recipe.engine.count)]
+                for outcome in await asyncio.gather(*launching, return_exceptions=True):
+                    if isinstance(outcome, BaseException):
+                        raise outcome
+            fleet._keepers = [
+                asyncio.create_task(fleet._keep(member), name=f"keep {member.name}") for member in fleet._members
+            ]
+            await fleet._until_served(f"the weights of {model}")
+            yield fleet
+        finally:
+            # Shielded: a second Ctrl-C must not leave a child behind; SIGKILL cannot, see the children's own watch.
+            await asyncio.shield(asyncio.ensure_future(fleet._take_down()))
+
+    @property
+    def engines(self) -> list[Engine]:
+        """The engines that serve the newest version. Those that are away come back to this list by themselves."""
+        return [m.engine for m in self._members if m.served == self._newest[0]]
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses of all engines, the ones that are away too."""
+        return tuple(m.engine.url for m in self._members)
+
+    def check(self) -> None:
+        """Raise `LearnerFault` if an engine is beyond what is done for it here, or all stay away too long."""
+        for keeper in self._keepers:
+            if keeper.done() and not keeper.cancelled() and (error := keeper.exception()) is not None:
+                raise error
+        for member in self._members:
+            if member.refusals >= _REFUSALS:
+                raise LearnerFault(
+                    f"engine {member.name} does not take the weights of version {self._newest[0]}: {member.trouble}. "
+                    "Does it serve the model of this recipe, and can it read the run's folder?"
+                )
+        if self.engines:
+            self._last_seen = time.monotonic()
+        elif time.monotonic() - self._last_seen > self._patience_s:
+            raise LearnerFault(
+                f"no engine has served version {self._newest[0]} for {self._patience_s:g} s ({self._troubles()}); "
+                "start one again, or raise runtime.limits.engine_patience_s"
+            )
+
+    async def publish(self, version: int, weights: Path, *, timeout_s: float) -> None:
+        """Give the snapshot folder `weights` to every engine as `version`; returns once one of them serves it.
+
+        `timeout_s` bounds the publication to one engine. While none is there, waits for one to come back: as long as
+        `runtime.limits.engine_patience_s`, then `LearnerFault`.
+        """
+        self._newest, self._timeout_s = (version, weights), timeout_s
+        for member in self._members:
+            member.refusals, member.served = 0, None
+        await asyncio.gather(*(self._bring_up_to_date(m) for m in self._members if not m.starting))
+        await self._until_served(f"version {version}")
+
+    async def healths(self) -> list[EngineHealth]:
+        """What the engines say of themselves; those that do not answer in time are left out."""
+        answers = await asyncio.gather(*(_asked(m) for m in self._members))
+        return [answer for answer in answers if isinstance(answer, EngineHealth)]
+
+    async def _add(self, recipe: Recipe, index: int, folder: Path) -> None:
+        name = "engine" if recipe.engine.count == 1 else f"engine-{index}"
+        launch = _launcher(recipe, index, folder / f"{name}.log")
+        version, weights = self._newest
+        process, url = await launch(weights, version, 0)
+        self._members.append(
+            _Member(name, HttpEngine(url), process, launch, log=folder / f"{name}.log", served=version)
+        )
+
+    async def _until_served(self, what: str) -> None:
+        self._last_seen, told = time.monotonic(), False
+        while not self.engines:
+            self.check()
+            if self._troubles() and not told:
+                log.warning("waiting for an engine to take %s (%s)", what, self._troubles())
+                told = True
+            await asyncio.sleep(_POLL_S)
+
+    def _troubles(self) -> str:
+        return "; ".join(f"{m.name}: {m.trouble}" for m in self._members if m.trouble)
+
+    async def _keep(self, member: _Member) -> None:
+        while True:
+            if member.process is not None and member.process.returncode is not None:
+                await self._start_again(member, member.process)
+            await self._bring_up_to_date(member)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KEEP_EVERY_S):
+                    await (asyncio.Event() if member.process is None else member.process).wait()
+
+    async def _start_again(self, member: _Member, process: Process) -> None:
+        assert member.launch is not None
+        assert member.log is not None
+        why = f"it ended with code {process.returncode}"
+        member.served, member.starting = None, True
+        try:
+            while True:
+                while member.restarts and time.monotonic() - member.restarts[0] > RESTART_WINDOW_S:
+                    member.restarts.popleft()
+                if len(member.restarts) >= self._restarts:
+                    raise LearnerFault(
+                        f"the {member.name} is not started again: {why}, after {len(member.restarts)} restarts within "
+                        f"{RESTART_WINDOW_S / 60:.0f} minutes (engine.restarts). The end of its log, {member.log}:\n"
+                        f"{log_tail(member.log)}\nRun the same command again to go on from the last checkpoint"
+                    )
+                member.restarts.append(time.monotonic())
+                member.trouble = why
+                version, weights = self._newest
+                log.warning("starting the %s again with version %d: %s", member.name, version, why)
+                end_group(process)
+                await stop_local(process)
+                try:
+                    member.process, _ = await member.launch(weights, version, member.port)
+                except EngineFault as fault:
+                    why = str(fault)
+                    continue
+                member.served, member.trouble, member.refusals = version, "", 0
+                return
+        finally:
+            member.starting = False
+
+    async def _bring_up_to_date(self, member: _Member) -> None:
+        """Publish the newest snapshot to an engine that answers and does not serve it."""
+        async with member.lock:
+            answer = await _asked(member)
+            if isinstance(answer, str):
+                if not member.trouble:
+                    log.warning("engine %s is away: %s", member.name, answer)
+                # Whoever is back after this may have been started with anything.
+                member.served, member.trouble = None, answer
+                return
+            version, weights = self._newest
+            if member.served == version == answer.version:
+                member.trouble = ""
+                return
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await member.engine.publish(version, weights)
+            except (EngineFault, TimeoutError) as error:
+                # vLLM says 500 to a snapshot that it refuses, as a dying engine may; the second does not stay.
+                member.refusals += _REFUSALS if isinstance(error, EngineRefused) else 1
+                member.served = None
+                member.trouble = str(error) or f"version {version} was not taken within {self._timeout_s:g} s"
+                log.warning("engine %s: %s", member.name, member.trouble)
+            else:
+                if member.trouble:
+                    log.warning("engine %s is back, with version %d", member.name, version)
+                member.served, member.trouble, member.refusals = version, "", 0
+
+    async def _take_down(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*(m.engine.close() for m in self._members), return_exceptions=True)
+        children = [m.process for m in self._members if m.process is not None]
+        await asyncio.gather(*(stop_local(child, grace_s=_STOP_LIMIT_S) for child in children))
+
+
+async def _asked(member: _Member) -> EngineHealth | str:
+    """Its health, or why there is none."""
+    try:
+        async with asyncio.timeout(_CHECK_S):
+            return await member.engine.health()
+    except (EngineFault, TimeoutError) as error:
+        return str(error) or f"its health was not answered within {_CHECK_S:g} s"
+
+
+def _launcher(recipe: Recipe, index: int, log_file: Path) -> Launch:
+    """How the recipe starts its `index`-th engine."""
+    section, hardware = recipe.engine, recipe.hardware
+    shared: dict[str, Any] = {
+        "log": log_file,
+        "max_sequences": section.max_sequences,
+        "max_context": section.max_context,
+        "threads": section.threads,
+    }
+
+    async def local(model: Path, version: int, port: int) -> tuple[Process, str]:
+        return await launch_local(model, version=version, port=port, **shared)
+
+    async def vllm(model: Path, version: int, port: int) -> tuple[Process, str]:
+        parallel = hardware.gpus_per_engine if hardware.engine_gpus else 1
+        tensor_parallel = ("--tensor-parallel-size", str(parallel)) if parallel > 1 else ()
+        return await launch_vllm(
+            model,
+            version=version,
+            port=port,
+            **shared,
+            dtype=recipe.model.dtype,
+            eager=section.vllm_eager,
+            environment=section.vllm_environment,
+            options=(*tensor_parallel, *section.vllm_options),
+            devices=engine_devices(recipe, index, os.environ.get("CUDA_VISIBLE_DEVICES")),
+        )
+
+    return local if section.launch == "local" else vllm
+
+
+def engine_devices(recipe: Recipe, index: int, visible: str | None) -> str | None:
+    """CUDA_VISIBLE_DEVICES of the `index`-th launched engine; None: left as it is.
+
+    The learner has the first `hardware.learner_gpus` of the devices that are visible here, the engines those after.
+    """
+    hardware = recipe.hardware
+    if not hardware.engine_gpus:
+        return None
+    first = hardware.learner_gpus + index * hardware.gpus_per_engine
+    names = visible.split(",") if visible else [str(i) for i in range(first + hardware.gpus_per_engine)]
+    own = names[first : first + hardware.gpus_per_engine]
+    if len(own) < hardware.gpus_per_engine:
+        raise LearnerFault(
+            f"engine {index} needs {hardware.gpus_per_engine} GPUs after the learner's {hardware.learner_gpus}, and "
+            f"CUDA_VISIBLE_DEVICES names {len(names)}; change hardware, or start engines elsewhere and give engine.urls"
+        )
+    return ",".join(own)
