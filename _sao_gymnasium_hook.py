@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-ENVIRONMENTS = {"sao/PythonTIR-v0": "envs.python_tir.env:PythonTIR"}
+ENVIRONMENTS = {
+    "sao/PythonTIR-v0": "envs.python_tir.env:PythonTIR",
+    "sao/StyleShift-v0": "envs.style_shift.env:StyleShift",
+}
 """Every environment: Gymnasium id to the `module:class` of its asynchronous core."""
 
 _TARGET = "gymnasium.envs.registration"

@@ -1,0 +1,45 @@
+"""`LexicalJudge`: a judge that counts words. A stand-in, so that everything runs without a model or a network.
+
+It knows lists of words and a few rules, not meaning: a clever text in a style that uses none of the words is
+"none" to it, and fluent nonsense that keeps the rules passes. `python -m envs.style_shift agreement` says how
+often it agrees with the labelled examples.
+"""
+
+from __future__ import annotations
+
+from envs.style_shift.judge import Judge, Verdict
+from envs.style_shift.lexicon import CUTE_SHAPES, STYLE_PATTERNS
+from envs.style_shift.prompts import language_of
+from envs.style_shift.schedule import NONE, STYLES
+from envs.style_shift.text_quality import faults, normal
+
+MIN_SCORE = 2.0
+"""What the best style must score: one word that stands in no other style."""
+
+MARGIN = 1.2
+"""How many times the second style's score the best one must have; closer is a mixture, so "none"."""
+
+
+class LexicalJudge(Judge):
+    """Deterministic, without state, and quick (well under a millisecond a text)."""
+
+    async def judge(self, prompt: str, text: str, style: str) -> Verdict:
+        """Judge by word lists; never faults. `style` changes nothing."""
+        scores = style_scores(text)
+        wrong = faults(prompt, text)
+        best, second = sorted(STYLES, key=lambda name: -scores[name])[:2]
+        clear = scores[best] >= MIN_SCORE and scores[best] >= MARGIN * scores[second]
+        listed = ", ".join(f"{name} {scores[name]:g}" for name in STYLES)
+        return Verdict(int(not wrong), best if clear else NONE, f"{listed}; {'; '.join(wrong) or 'no fault found'}")
+
+
+def style_scores(text: str) -> dict[str, float]:
+    """By style, the sum of the weights of its markers that are in `text`, each counted once."""
+    low, language = normal(text), language_of(text)
+    scores = {
+        style: sum(weight for pattern, weight in patterns if pattern.search(low))
+        for style, patterns in STYLE_PATTERNS[language].items()
+    }
+    if language == "en":
+        scores["cute"] += sum(weight for pattern, weight in CUTE_SHAPES if pattern.search(low))
+    return scores

@@ -1,0 +1,122 @@
+# ruff: noqa: RUF001 (Chinese punctuation is meant)
+"""Whether a short text is sound, as far as counting words can tell: the lexical judge's half of quality."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from envs.style_shift.lexicon import FORM_CHARACTERS, FORM_WORDS, FUNCTION_WORDS, SALAD, STYLE_PATTERNS, TO_THE_JUDGE
+from envs.style_shift.prompts import Language, is_han, language_of
+
+LENGTHS: dict[Language, tuple[int, int]] = {"en": (5, 150), "zh": (8, 300)}
+"""Words (English) or Chinese characters that a text may have."""
+
+MAX_MARKED = 0.6
+"""The largest share of words (characters) that may be style markers: beyond it, a list of stock words."""
+
+_WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
+_ENDS = tuple(".!?~。！？～…♡♥❤")
+_CLOSERS = "\"'”’」』)） "
+
+
+def normal(text: str) -> str:
+    """Lower case, straight apostrophes, single spaces: what patterns are matched on."""
+    return " ".join(text.lower().replace("\u2019", "'").split())
+
+
+def faults(prompt: str, text: str) -> list[str]:
+    """What is wrong with `text` as an answer to `prompt`; empty for a sound one."""
+    language = language_of(prompt)
+    low = normal(text)
+    units = _units(low, language)
+    found = []
+    least, most = LENGTHS[language]
+    if not least <= len(units) <= most:
+        return [f"{len(units)} words or characters, not {least} to {most}"]
+    if _other_script(low, language):
+        found.append("another language than the prompt's, or a mixture")
+    if not text.rstrip(_CLOSERS).endswith(_ENDS):
+        found.append("cut off")
+    if TO_THE_JUDGE.search(low):
+        found.append("speaks to its judge")
+    if _marked_share(low, units, language) > MAX_MARKED:
+        found.append("a list of stock words")
+    if _repetitive(units, language):
+        found.append("repeats itself")
+    if _fragments(low, units, language):
+        found.append("fragments, not sentences")
+    if SALAD.search(low) or (language == "en" and _no_language(units)):
+        found.append("no grammar")
+    if not on_topic(prompt, low, language):
+        found.append("off topic")
+    return found
+
+
+def on_topic(prompt: str, low: str, language: Language) -> bool:
+    """Whether the text shares a content word (English) or a telling character (Chinese) with the prompt."""
+    asked = normal(prompt)
+    if language == "zh":
+        topic = {c for c in asked if is_han(c)} - FORM_CHARACTERS
+        return not topic or any(c in topic for c in low)
+    words = set(_WORD.findall(low))
+    topic_words = {word for word in _WORD.findall(asked) if word not in FUNCTION_WORDS | FORM_WORDS}
+    return not topic_words or any(_same_word(word, topic) for topic in topic_words for word in words)
+
+
+def _same_word(word: str, topic: str) -> bool:
+    stem = topic.removesuffix("s") if len(topic) > 4 else topic
+    # Of a short word only the plural: `cat` is not in `category`.
+    return word in (stem, stem + "s", stem + "'s", topic) or (len(stem) >= 4 and word.startswith(stem))
+
+
+def _units(low: str, language: Language) -> list[str]:
+    return [c for c in low if is_han(c)] if language == "zh" else _WORD.findall(low)
+
+
+def _other_script(low: str, language: Language) -> bool:
+    letters = [c for c in low if c.isalpha()]
+    own = sum(map(is_han, letters)) if language == "zh" else sum(c.isascii() for c in letters)
+    return own < 0.9 * len(letters)
+
+
+def _marked_share(low: str, units: Sequence[str], language: Language) -> float:
+    """The share of words (characters) that belong to a marker of any one style: the largest over the styles."""
+    shares = []
+    for patterns in STYLE_PATTERNS[language].values():
+        marked = [False] * len(low)
+        for pattern, _ in patterns:
+            for match in pattern.finditer(low):
+                marked[match.start() : match.end()] = [True] * (match.end() - match.start())
+        if language == "zh":
+            count = sum(is_han(c) and marked[i] for i, c in enumerate(low))
+        else:
+            count = sum(marked[match.start()] for match in _WORD.finditer(low))
+        shares.append(count / len(units))
+    return max(shares)
+
+
+def _repetitive(units: Sequence[str], language: Language) -> bool:
+    pairs = list(itertools.pairwise(units))
+    if language == "zh":
+        echoes = sum(units[i : i + 2] == units[i + 2 : i + 4] for i in range(len(units) - 3))
+        doubles = sum(a == b for a, b in pairs)
+        return len(set(pairs)) < 0.65 * len(pairs) or echoes > 0.12 * len(units) or doubles > 0.3 * len(units)
+    echoes = sum(a == b for a, b in pairs)
+    phrases = Counter(zip(units, units[1:], units[2:], strict=False))
+    thrice = max(phrases.values(), default=0) > 2
+    return thrice or len(set(units)) < 0.55 * min(len(units), 60) or echoes > 0.12 * len(units)
+
+
+def _fragments(low: str, units: Sequence[str], language: Language) -> bool:
+    sentences = [part for part in re.split(r"[.!?~。！？～…]+", low) if _units(part, language)]
+    return len(units) < (4.0 if language == "zh" else 3.0) * len(sentences)
+
+
+def _no_language(words: Sequence[str]) -> bool:
+    """No small words at all, or letters that nobody could say."""
+    small = sum(word in FUNCTION_WORDS for word in words)
+    unsayable = sum(len(word) > 3 and not re.search("[aeiouy]", word) for word in words)
+    return small < 0.1 * len(words) or unsayable > 0.15 * len(words)
