@@ -28,9 +28,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import posixpath
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -58,6 +60,8 @@ DRAIN_S = 5.0
 MARK = "SAO_RUN"
 OVER_MEMORY = "[killed: over the memory limit]"
 
+# The script travels in a variable of the environment, so that a list of processes shows one short line of it.
+SHELL = ["sh", "-c", 'eval "$SAO_SCRIPT"', "sh"]
 # $1 what to kill at the end: all | mine | none; $2 working folder or ""; $3 CPU seconds or ""; then the command.
 WRAPPER = r"""
 count() {
@@ -66,7 +70,7 @@ count() {
     while read -r key value; do if [ "$key" = oom_kill ]; then killed=$value; fi; done <"$f"
   done
 }
-mode=$1 folder=$2 cpu=$3; shift 3
+unset SAO_SCRIPT; mode=$1 folder=$2 cpu=$3; shift 3
 killed=0; count; before=$killed
 if [ -n "$folder" ]; then cd -- "$folder" || exit 126; fi
 ( if [ -n "$cpu" ]; then ulimit -t "$cpu"; fi; exec "$@" ); code=$?
@@ -139,10 +143,16 @@ class DockerSandbox:
     """One container; see the module's docstring for its life. `run`s of one sandbox wait for each other.
 
     `engine` None means the default one, made and closed with the sandbox; share one engine among many sandboxes.
+    `on_closed` is called once, when `close` is done.
     """
 
     def __init__(
-        self, image: str, *, settings: DockerSettings | None = None, engine: DockerEngine | None = None
+        self,
+        image: str,
+        *,
+        settings: DockerSettings | None = None,
+        engine: DockerEngine | None = None,
+        on_closed: Callable[[], None] | None = None,
     ) -> None:
         self.image = image
         self.settings = settings or DockerSettings()
@@ -153,8 +163,8 @@ class DockerSandbox:
         self._state = "new"
         self._user = ""
         self._processes: dict[str, DockerProcess] = {}
-        self._background = False
         self._lock = asyncio.Lock()
+        self._on_closed = on_closed
 
     @property
     def host(self) -> str:
@@ -231,7 +241,7 @@ class DockerSandbox:
 
     async def _remove(self) -> None:
         with contextlib.suppress(ContainerGone):
-            await self.engine.call(lambda: self.engine.client.api.remove_container(self._name, force=True, v=True))
+            await self.engine.call(docker_files.remove, self.engine, self._name)
 
     async def close(self) -> None:
         """Remove the container and all in it. Any state, any number of times; an engine that is away is only logged."""
@@ -246,6 +256,9 @@ class DockerSandbox:
                 log.warning("container %s is left to the sweeper: %s", self._name, error)
         if self._own_engine:
             await self.engine.close()
+        on_closed, self._on_closed = self._on_closed, None
+        if on_closed is not None:
+            on_closed()
 
     # commands
 
@@ -276,34 +289,29 @@ class DockerSandbox:
             begun = time.monotonic()
             mark, user = secrets.token_hex(8), user or self._user
             mode = "none" if background else "mine" if self._processes else "all"
-            self._background = background
             stdout, stderr = CappedText(chosen.output_bytes), CappedText(chosen.output_bytes)
-            command = [
-                "sh",
-                "-c",
-                SWEEP + WRAPPER,
-                "sh",
-                mode,
-                cwd or "",
-                f"{chosen.cpu_s:.0f}" if chosen.cpu_s else "",
-            ]
-            exec_id = await self._exec(command + argv, mark, user, env, stdin=bool(stdin))
-            timed_out = ended = False
+            cpu = str(math.ceil(chosen.cpu_s)) if chosen.cpu_s else ""
+            exec_id = await self._exec(WRAPPER, [mode, cwd or "", cpu, *argv], mark, user, env, stdin=bool(stdin))
             stream: ExecStream | None = None
+            code: int | None = None
             try:
                 stream = await ExecStream.open(self.engine, exec_id)
                 timed_out = not await _pump(stream, stdin, (stdout, stderr), chosen.wall_clock_s)
                 if not timed_out:
                     code = await self._exit_code(exec_id)
-                    ended = code is not None and code != 137
-            finally:
                 # 137 may be the wrapper itself, killed by the command; then its cleaning has not happened.
-                if not ended:
-                    await to_the_end(self._kill(mark, user, stream, (stdout, stderr)))
+                if code is None or code == 137:
+                    await to_the_end(self._kill(mark, user))
+                    await _pump(stream, b"", (stdout, stderr), DRAIN_S)
+            except asyncio.CancelledError:
+                with contextlib.suppress(SandboxFault):
+                    await to_the_end(self._kill(mark, user))
+                raise
+            finally:
                 if stream is not None:
                     stream.close()
             return RunResult(
-                exit_code=None if timed_out else code,
+                exit_code=code,
                 stdout=stdout.text(),
                 stderr=stderr.text(),
                 timed_out=timed_out,
@@ -319,8 +327,7 @@ class DockerSandbox:
         async with self._lock:
             self._require_running()
             mark, user = secrets.token_hex(8), user or self._user
-            command = ["sh", "-c", SWEEP + WRAPPER, "sh", "mine", cwd or "", "", *argv]
-            exec_id = await self._exec(command, mark, user, env, stdin=True)
+            exec_id = await self._exec(WRAPPER, ["mine", cwd or "", "", *argv], mark, user, env, stdin=True)
             process = DockerProcess(await ExecStream.open(self.engine, exec_id), exec_id, mark, user)
             self._processes[mark] = process
             return process
@@ -330,18 +337,31 @@ class DockerSandbox:
         async with self._lock:
             if self._processes.pop(process.mark, None) is not None:
                 try:
-                    await to_the_end(self._kill(process.mark, process.user, None, None))
+                    await to_the_end(self._kill(process.mark, process.user))
                 finally:
                     process.stream.close()
+
+    async def alive(self) -> bool:
+        """Whether the container runs; raises `EngineGone` if nobody can say."""
+        if self._state != "running":
+            return False
+        try:
+            await self._call(self._assert_running)
+        except ContainerGone:
+            return False
+        return True
 
     def _require_running(self) -> None:
         if self._state != "running":
             raise SandboxFault(f"this sandbox is not running (it is {self._state}): start it, or make a new one")
 
-    async def _exec(self, command: list[str], mark: str, user: str, env: dict[str, str] | None, *, stdin: bool) -> str:
+    async def _exec(
+        self, script: str, arguments: list[str], mark: str, user: str, env: dict[str, str] | None, *, stdin: bool
+    ) -> str:
+        environment = {**(env or {}), MARK: mark, "SAO_SCRIPT": SWEEP + script}
         made = await self._call(
             lambda: self.engine.client.api.exec_create(
-                self.id, command, stdin=stdin, user=user, environment={**(env or {}), MARK: mark}
+                self.id, SHELL + arguments, stdin=stdin, user=user, environment=environment
             )
         )
         return str(made["Id"])
@@ -365,9 +385,7 @@ class DockerSandbox:
             await asyncio.sleep(0.05)  # the streams end a moment before the engine knows the exit code
         return None
 
-    async def _kill(
-        self, mark: str, user: str, stream: ExecStream | None, texts: tuple[CappedText, CappedText] | None
-    ) -> None:
+    async def _kill(self, mark: str, user: str) -> None:
         """End what a run left; raises `ContainerGone` if the container has gone. Has its own time limits."""
         what = mark if self._processes else "all"
         for _ in range(3):
@@ -381,11 +399,9 @@ class DockerSandbox:
             # The container has no room for one more process: stop it as a whole, its files stay.
             await self._call(lambda: self.engine.client.api.restart(self.id, timeout=0))
             self._processes.clear()
-        if stream is not None and texts is not None:
-            await _pump(stream, b"", texts, DRAIN_S)
 
     async def _kill_once(self, what: str, user: str) -> bool:
-        exec_id = await self._exec(["sh", "-c", SWEEP + KILLER, "sh", what], "killer", user, None, stdin=False)
+        exec_id = await self._exec(KILLER, [what], "killer", user, None, stdin=False)
         stream = await ExecStream.open(self.engine, exec_id)
         said = CappedText(1024)
         try:
@@ -406,16 +422,34 @@ class DockerSandbox:
 
     # files
 
+    async def _ids(self) -> tuple[int, int]:
+        """The numeric user and group that files written by `put` belong to."""
+        parts = self._user.split(":")
+        if parts[0] in ("0", "root") and len(parts) == 1:
+            return 0, 0
+        if len(parts) == 2 and all(part.isdigit() for part in parts):
+            return int(parts[0]), int(parts[1])
+        found = await self.run(["sh", "-c", "id -u; id -g"], limits=Limits(wall_clock_s=30), background=True)
+        try:
+            uid, gid = map(int, found.stdout.split())
+        except ValueError as error:
+            raise SandboxFault(f"user {self._user!r} is not known in {self.image}: {found.stderr}") from error
+        self._user = f"{uid}:{gid}"
+        return uid, gid
+
     def _absolute(self, path: str) -> str:
         if not path or "\0" in path:
             raise ValueError("a path must not be empty nor hold NUL bytes")
         return posixpath.join(self.settings.workdir or "/", path)
 
     async def put(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write a file as root, making the folders above it; raises OSError as `open` would. Relative: to `workdir`."""
+        """Write a file of the sandbox's user, making the folders above it; raises OSError as `open` would.
+
+        Relative paths are relative to `DockerSettings.workdir`, or "/".
+        """
         path = self._absolute(path)
         folder, name = posixpath.split(path)
-        tar = docker_files.one_file(name, data, mode, (0, 0))
+        tar = docker_files.one_file(name, data, mode, await self._ids())
         async with self._lock:
             self._require_running()
             try:
@@ -435,7 +469,8 @@ class DockerSandbox:
         """Read a regular file of at most 256 MiB, through links; raises OSError as `open` would."""
         path = self._absolute(path)
         self._require_running()
-        return bytes(await self._call(lambda: docker_files.get_file(self.engine.client, self.id, path), timeout_s=300))
+        data: bytes = await self._call(lambda: docker_files.get_file(self.engine.client, self.id, path), timeout_s=300)
+        return data
 
     async def put_archive(self, folder: str, tar: bytes) -> None:
         """Unpack a tar archive into a folder that exists; owners and modes are the archive's."""
@@ -447,8 +482,10 @@ class DockerSandbox:
         """Return a tar archive of a file or folder; its entries begin with the last part of `path`."""
         path = self._absolute(path)
         self._require_running()
-        tar, _ = await self._call(lambda: docker_files.get_archive(self.engine.client, self.id, path), timeout_s=600)
-        return bytes(tar)
+        tar: bytes = await self._call(
+            lambda: docker_files.get_archive(self.engine.client, self.id, path), timeout_s=600
+        )
+        return tar
 
 
 def check_command(argv: list[str], env: dict[str, str] | None) -> None:

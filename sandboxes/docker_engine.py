@@ -128,7 +128,6 @@ class DockerEngine:
         if self._client is None:
             try:
                 import docker
-                from docker.tls import TLSConfig  # noqa: F401
             except ImportError as error:
                 raise SandboxFault("containers need the docker package: pip install 'sao-agents[docker]'") from error
             if self.url.startswith("ssh://"):
@@ -151,8 +150,6 @@ class DockerEngine:
         Raises a `SandboxFault` for what the SDK raises, and when `timeout_s` is over; the thread is given back when
         the SDK's own time limit ends the call. Other errors of `function` (OSError, ValueError) come through.
         """
-        if self._threads is None:
-            raise SandboxFault("this engine was closed")
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
@@ -186,8 +183,7 @@ class DockerEngine:
 
 
 def _guarded(engine: DockerEngine, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-    import_error = engine.client  # makes the SDK's absence a SandboxFault before its errors are named below
-    del import_error
+    _ = engine.client  # a missing SDK is a SandboxFault here, before its errors are named below
     import docker
     import requests
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
-import posixpath
-import stat
 import tarfile
 import time
 from typing import Any
 
+from sandboxes.docker_engine import DockerEngine
+
 FILE_MAX = 256 * 2**20
 ARCHIVE_MAX = 2 * 2**30
 LINKS_MAX = 16
+# Bits of Go's FileMode, in which the engine tells what a path is.
+GO_FOLDER = 1 << 31
+GO_LINK = 1 << 27
+GO_SPECIAL = 1 << 26 | 1 << 25 | 1 << 24 | 1 << 21 | 1 << 19
 
 
 def os_error(code: int, path: str) -> OSError:
@@ -51,11 +56,7 @@ def put_archive(client: Any, container: str, folder: str, tar: bytes) -> None:
         raise
 
 
-def get_archive(client: Any, container: str, path: str, max_bytes: int = ARCHIVE_MAX) -> tuple[bytes, dict[str, Any]]:
-    """Return (tar archive of `path`, what the engine says of it: name, size, mode, linkTarget).
-
-    Raises FileNotFoundError, or OSError (EFBIG) beyond `max_bytes`.
-    """
+def _open(client: Any, container: str, path: str) -> tuple[Any, dict[str, Any]]:
     import docker
 
     try:
@@ -68,37 +69,61 @@ def get_archive(client: Any, container: str, path: str, max_bytes: int = ARCHIVE
         if "not a directory" in str(error):
             raise os_error(errno.ENOTDIR, path) from error
         raise
+    return chunks, about
+
+
+def _read(chunks: Any, path: str, max_bytes: int) -> bytes:
     buffer = bytearray()
-    try:
-        for chunk in chunks:
-            buffer += chunk
-            if len(buffer) > max_bytes:
-                raise os_error(errno.EFBIG, path)
-    finally:
-        chunks.close()
-    return bytes(buffer), about
+    for chunk in chunks:
+        buffer += chunk
+        if len(buffer) > max_bytes:
+            raise os_error(errno.EFBIG, path)
+    return bytes(buffer)
+
+
+def get_archive(client: Any, container: str, path: str) -> bytes:
+    """Return a tar archive of `path`; raises FileNotFoundError, or OSError (EFBIG) beyond 2 GiB."""
+    chunks, _ = _open(client, container, path)
+    with contextlib.closing(chunks):
+        return _read(chunks, path, ARCHIVE_MAX)
 
 
 def get_file(client: Any, container: str, path: str) -> bytes:
     """Return the bytes of a regular file of at most 256 MiB, through symbolic links; raises OSError as `open` would."""
+    asked = path
     for _ in range(LINKS_MAX):
-        tar, about = get_archive(client, container, path, FILE_MAX + 2**20)
+        chunks, about = _open(client, container, path)
+        with contextlib.closing(chunks):
+            if about["mode"] & GO_LINK:
+                path = about["linkTarget"]
+                continue
+            if about["mode"] & GO_FOLDER:
+                raise os_error(errno.EISDIR, asked)
+            if about["mode"] & GO_SPECIAL:
+                raise os_error(errno.EINVAL, asked)
+            if about["size"] > FILE_MAX:
+                raise os_error(errno.EFBIG, asked)
+            tar = _read(chunks, asked, FILE_MAX + 2**20)
         with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
             entry = archive.next()
-            if entry is None:
-                raise os_error(errno.ENOENT, path)
-            if entry.issym():
-                path = about.get("linkTarget") or posixpath.join(posixpath.dirname(path), entry.linkname)
-                continue
-            if entry.isdir():
-                raise os_error(errno.EISDIR, path)
-            content = archive.extractfile(entry) if entry.isreg() else None
+            content = archive.extractfile(entry) if entry is not None else None
             if content is None:
-                raise os_error(errno.EINVAL, path)
+                raise os_error(errno.EINVAL, asked)
             return content.read()
-    raise os_error(errno.ELOOP, path)
+    raise os_error(errno.ELOOP, asked)
 
 
-def mode_bits(mode: int) -> int:
-    """The permission bits of `mode`."""
-    return stat.S_IMODE(mode)
+def remove(engine: DockerEngine, container: str, patience_s: float = 20.0) -> None:
+    """Remove a container with its volumes and wait until it is gone; one that is not there is no error."""
+    import docker
+
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        try:
+            engine.client.api.remove_container(container, force=True, v=True)
+        except docker.errors.NotFound:
+            return
+        except docker.errors.APIError as error:
+            if error.status_code != 409:  # 409: the engine is removing it already
+                raise
+        time.sleep(0.05)
