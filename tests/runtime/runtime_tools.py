@@ -53,7 +53,8 @@ Reply = str | Completion | Exception
 class ScriptedEngine:
     """Says `script(prompt_text, turn)`; a string is sampled token by token at `version`, with log-prob -0.5 each.
 
-    `hold`: an event that replies wait for; an abort ends the wait with the first `partial` tokens of the reply.
+    `down`: it refuses everything; `hung`: it never says how it is. `hold`: an event that replies wait for; an abort
+    ends the wait with the first `partial` tokens of the reply.
     """
 
     def __init__(self, renderer: ChatRenderer, script: Callable[[str, int], Reply], *, version: int = 0) -> None:
@@ -65,7 +66,8 @@ class ScriptedEngine:
         self.hold: asyncio.Event | None = None
         self.partial = 3
         self.down = False
-        self.asked = 0
+        self.hung = False
+        self.asked = self.refused = 0
 
     async def generate(
         self,
@@ -76,6 +78,7 @@ class ScriptedEngine:
         timeout_s: float | None = None,
     ) -> Completion:
         if self.down:
+            self.refused += 1
             raise EngineFault("the scripted engine is down")
         self.requests.append((list(prompt_ids), sampling))
         reply = self.script(self.renderer.decode(list(prompt_ids)), len(self.requests) - 1)
@@ -114,7 +117,10 @@ class ScriptedEngine:
             self.running[request_id].set()
 
     async def health(self) -> EngineHealth:
+        if self.hung:
+            await asyncio.Event().wait()
         if self.down:
+            self.refused += 1
             raise EngineFault("the scripted engine is down")
         self.asked += 1
         return EngineHealth(version=self.version, running=len(self.running), waiting=0, max_context=4096)

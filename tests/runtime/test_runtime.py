@@ -213,20 +213,42 @@ async def test_every_truncation_is_graded_and_reaches_the_learner(
         assert decode(data).reward == 1.0
 
 
-async def test_an_engine_that_is_down_costs_each_slot_one_attempt_only(
+async def test_an_engine_that_is_down_at_the_start_costs_no_attempt(
     renderer: ChatRenderer, store: AnyStore, client: StoreClient
 ) -> None:
-    """A restart of the engine must not use up the attempts of every ticket."""
+    """Case C: nothing is leased while there is nobody to serve it, and no ticket loses an attempt to that."""
     bench = Bench(renderer, config(store))
     bench.engine.down = True
-    bench.engine.script = lambda prompt, number: "right"
     async with bench.running():
-        await until(lambda: bench.runtime.counters["engine"] >= 4)
+        await until(lambda: bench.engine.refused >= 3)
         leases = sum(bench.store.leases)
         bench.engine.down = False
         batch = await claim(client, 10)
-    assert leases <= 4, "no ticket was leased while the engine was away"
-    assert max(decode(data).attempt for data in batch.episodes) == 1
+    assert leases == 0, "no ticket was leased while the engine was away"
+    assert {decode(data).attempt for data in batch.episodes} == {0}
+    assert bench.runtime.counters["engine"] == 0
+
+
+async def test_episodes_wait_for_their_only_engine_and_go_on(
+    renderer: ChatRenderer, store: AnyStore, client: StoreClient
+) -> None:
+    """Case D2: the death of the engine in the middle costs no episode and no attempt."""
+    bench = Bench(renderer, config(store))
+    bench.engine.script = lambda prompt, number: "more" if "heard" not in prompt else "right"
+    bench.engine.hold = asyncio.Event()
+    async with bench.running():
+        await until(lambda: len(bench.engine.running) == 4)
+        bench.engine.down = True
+        bench.engine.hold.set()
+        await until(lambda: bench.engine.refused >= 6)
+        assert bench.runtime.counters["episodes"] == 0
+        bench.engine.down = False
+        batch = await claim(client, 10)
+    episodes = [decode(data) for data in batch.episodes]
+    assert {episode.attempt for episode in episodes} == {0}
+    assert sum(episode.metrics.get("engine_faults", 0) for episode in episodes) >= 4
+    assert bench.runtime.counters["engine"] == 0
+    assert (await client.status()).counters.get("retried", 0) == 0
 
 
 async def test_an_engine_that_stays_away_stops_the_runtime_with_a_message(
