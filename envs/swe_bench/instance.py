@@ -228,8 +228,7 @@ def _from_r2e(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         "test_patch": "",
         "FAIL_TO_PASS": passing,
         "PASS_TO_PASS": [],
-        "eval_script": "#!/bin/bash\ncd /testbed\n"
-        f": '{START_MARKER}'\nbash run_tests.sh\n: '{END_MARKER}'\n",
+        "eval_script": f"#!/bin/bash\ncd /testbed\n: '{START_MARKER}'\nbash run_tests.sh\n: '{END_MARKER}'\n",
         "log_parser": "parse_log_pytest_v2",
     }
 
@@ -302,7 +301,7 @@ def _hub_rows(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     dataset, _, split = name.partition(":")
     if "/" not in dataset:
         raise InstanceError(
-            f"there is no source {name!r}: give \"demo\", a file of rows, a folder of them, or a data set's id (org/name)"
+            f'there is no source {name!r}: give "demo", a file or folder of rows, or a data set\'s id (org/name)'
         )
     try:
         import datasets

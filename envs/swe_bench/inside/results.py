@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A pytest plugin that writes what each test did to a file, as numbered, sealed records.
 
 It is loaded before the code under test and keeps hold of what it needs, so that code which replaces `open` or `print`
@@ -14,7 +15,9 @@ import pytest
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
-def _make(write=os.write, dumps=json.dumps, seal=hmac.new, digest=hashlib.sha256, number=int, text=str, getpid=os.getpid):
+def _make(
+    write=os.write, dumps=json.dumps, seal=hmac.new, digest=hashlib.sha256, number=int, text=str, getpid=os.getpid
+):
     try:
         with open(os.path.join(_FOLDER, "key"), "rb") as file:
             key = file.read()
@@ -38,7 +41,7 @@ def _make(write=os.write, dumps=json.dumps, seal=hmac.new, digest=hashlib.sha256
         relative = getattr(config, "cwd_relative_nodeid", None)
         return relative(nodeid) if relative else nodeid
 
-    class Records(object):
+    class Records:
         @pytest.hookimpl(tryfirst=True)
         def pytest_configure(self, config):
             state[1] = config

@@ -1,0 +1,223 @@
+"""What a test run says about an instance, decided on the host from what came out of the container. No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from envs.swe_bench.instance import Instance, InstanceError
+
+_BAD = ("FAILED", "ERROR")
+# Worst first: a test that is told twice counts as the worse of both.
+_ORDER = ("ERROR", "FAILED", "XPASS", "SKIPPED", "XFAIL", "PASSED")
+_PERCENT = re.compile(r"\[\s*\d+%\]")
+PYTEST_PARSER = "parse_log_pytest_v2"
+
+
+class Reason(StrEnum):
+    """Why a patch does not get the reward."""
+
+    NO_PATCH = "no_patch"
+    PATCH_UNREADABLE = "patch_unreadable"
+    PATCH_TOO_LARGE = "patch_too_large"
+    PATCH_DOES_NOT_APPLY = "patch_does_not_apply"
+    TESTS_NOT_RESTORED = "tests_not_restored"
+    TIMEOUT = "timeout"
+    TESTS_INCOMPLETE = "tests_incomplete"
+    TAMPERING = "tampering"
+    OUTPUT_TOO_LONG = "output_too_long"
+    TESTS_FAIL = "tests_fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A reason, and a sentence on it that names no test of the instance."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The verdict on one patch. Counts are of the instance's tests; they are 0 where the tests were not run.
+
+    `left_out`: files of the patch that were not carried out (see `protected`). `log`: what the tests printed, for
+    people; it names tests, so it is never shown to an agent.
+    """
+
+    resolved: bool
+    refusal: Refusal | None
+    fail_to_pass: tuple[int, int]
+    pass_to_pass: tuple[int, int]
+    left_out: tuple[str, ...] = ()
+    log: str = ""
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Canaries:
+    """Ids of tests of our own, run among the instance's: one must pass, the others must not."""
+
+    passing: str
+    failing: tuple[str, ...]
+
+
+class Refused(Exception):
+    """Carries a `Refusal` to where a grade is made of it."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.refusal = Refusal(reason, detail)
+
+
+def between_markers(output: str, nonce: str) -> tuple[str, int]:
+    """What was printed between the two markers of `nonce`, and the exit code that the second one tells.
+
+    Raises `Refused` unless each stands there exactly once, on a line of its own and in order.
+    """
+    start = list(re.finditer(rf"^{nonce}:start\n", output, re.MULTILINE))
+    end = list(re.finditer(rf"^{nonce}:end (\d+)$", output, re.MULTILINE))
+    if len(start) > 1 or len(end) > 1:
+        raise Refused(Reason.TAMPERING, "a marker around the tests' output was printed more than once")
+    if not start:
+        raise Refused(Reason.TESTS_INCOMPLETE, "the tests did not start: setting them up ended early")
+    if not end:
+        raise Refused(Reason.TESTS_INCOMPLETE, "the shell that ran the tests was ended before they were over")
+    if end[0].start() < start[0].end():
+        raise Refused(Reason.TAMPERING, "the markers around the tests' output are out of order")
+    return output[start[0].end() : end[0].start()], int(end[0][1])
+
+
+def read_records(raw: bytes, key: bytes) -> list[dict[str, Any]]:
+    """The sealed records of `inside/results.py`, in order. Raises `Refused` for anything that it did not write."""
+    records: list[dict[str, Any]] = []
+    for line in raw.split(b"\n"):
+        if not line:
+            continue
+        seal, _, body = line.partition(b" ")
+        if not hmac.compare_digest(seal, hmac.new(key, body, hashlib.sha256).hexdigest().encode()):
+            raise Refused(Reason.TAMPERING, "a record of the tests' results is not sealed as it should be")
+        record = json.loads(body)
+        if record.get("n") != len(records):
+            raise Refused(Reason.TAMPERING, "records of the tests' results are missing or repeated")
+        records.append(record)
+    return records
+
+
+def outcomes_of_records(records: list[dict[str, Any]], status: int, canaries: Canaries | None) -> dict[str, str]:
+    """Each test's outcome (pytest's words in capitals) by node id, canaries taken out. Raises `Refused`."""
+    finishes = [record for record in records if record["kind"] == "finish"]
+    if not finishes:
+        raise Refused(Reason.TESTS_INCOMPLETE, "pytest did not come to its end")
+    if len(finishes) > 1 or records[-1]["kind"] != "finish":
+        raise Refused(Reason.TAMPERING, "results were told after the tests had ended")
+    if finishes[0]["status"] != status:
+        raise Refused(Reason.TAMPERING, f"pytest ended with status {finishes[0]['status']}, its process with {status}")
+    seen: dict[str, set[str]] = {}
+    for record in records:
+        if record["kind"] == "collect":
+            seen.setdefault(record["id"], set()).add("ERROR" if record["outcome"] == "failed" else "SKIPPED")
+        elif record["kind"] == "test":
+            seen.setdefault(record["id"], set()).add(_phase_outcome(record))
+    outcomes = {test: _whole(found) for test, found in seen.items()}
+    # "" is the outcome of a test of which only some phases were told, all of them well.
+    outcomes = {test: outcome or "ERROR" for test, outcome in outcomes.items()}
+    if canaries is not None:
+        told = [outcomes.pop(test, None) for test in (canaries.passing, *canaries.failing)]
+        if None in told:
+            raise Refused(Reason.TAMPERING, "the tests that check the test run were not run")
+        if any(outcome not in _BAD for outcome in told[1:]):
+            raise Refused(Reason.TAMPERING, "a test that must fail was told to have passed: failures are hidden")
+        if told[0] != "PASSED":
+            raise Refused(Reason.TESTS_INCOMPLETE, "a test that must pass failed: the test run is broken as a whole")
+        if status == 0:
+            raise Refused(Reason.TAMPERING, "pytest ended with status 0 although a test failed")
+    return outcomes
+
+
+def _phase_outcome(record: Mapping[str, Any]) -> str:
+    outcome, when, expected = record["outcome"], record["when"], record["wasxfail"]
+    if outcome == "passed":
+        return "XPASS" if expected and when == "call" else f"passed:{when}"
+    if outcome == "failed":
+        return "FAILED" if when == "call" else "ERROR"
+    if outcome == "skipped":
+        return "XFAIL" if expected else "SKIPPED"
+    return "passed:again" if outcome == "rerun" else "ERROR"
+
+
+def _whole(phases: Collection[str]) -> str:
+    for outcome in _ORDER[:-1]:
+        if outcome in phases:
+            return outcome
+    return "PASSED" if {"passed:setup", "passed:call", "passed:teardown"} <= set(phases) else ""
+
+
+def log_parser(instance: Instance) -> Any:
+    """The row's parser of swebench's registry, or the one it has for the repository, else pytest's."""
+    try:
+        from swebench.harness.log_parsers import PARSER_REGISTRY
+        from swebench.harness.log_parsers.python import MAP_REPO_TO_PARSER_PY
+    except ImportError as error:
+        raise InstanceError(f"grading needs swebench ({error}): pip install 'sao-agents[swe-bench]'") from error
+    if not instance.log_parser:
+        return MAP_REPO_TO_PARSER_PY.get(instance.repo, PARSER_REGISTRY[PYTEST_PARSER])
+    try:
+        return PARSER_REGISTRY[instance.log_parser]
+    except KeyError:
+        raise InstanceError(
+            f"row {instance.instance_id}: field 'log_parser': swebench has no parser {instance.log_parser!r}"
+        ) from None
+
+
+def statuses_of_outcomes(outcomes: Mapping[str, str], instance: Instance) -> dict[str, str]:
+    """The outcomes under the names that the data set uses: pytest's node ids, and what its log parser makes of them."""
+    parser = log_parser(instance)
+    statuses: dict[str, str] = {}
+    for test, outcome in outcomes.items():
+        for name in {test, *parser(f"{outcome} {test}\n", instance)}:
+            known = statuses.get(name)
+            statuses[name] = outcome if known is None else min(known, outcome, key=_ORDER.index)
+    return statuses
+
+
+def statuses_of_log(log: str, status: int, instance: Instance) -> dict[str, str]:
+    """What swebench's parser reads in a log, for test commands that are not pytest's own. Raises `Refused`."""
+    log = _ANSI.sub("", log)
+    parser = log_parser(instance)
+    statuses: dict[str, str] = dict(parser(log, instance))
+    if parser.__module__.endswith(".python") and "pytest" in parser.__name__:
+        for line in log.split("\n"):
+            for test, outcome in parser(line + "\n", instance).items():
+                statuses[test] = min(statuses.get(test, outcome), outcome, key=_ORDER.index)
+    if not statuses:
+        raise Refused(Reason.TESTS_INCOMPLETE, "no test's result can be read in the output")
+    if status != 0 and not any(outcome in _BAD for outcome in statuses.values()):
+        raise Refused(Reason.TAMPERING, f"no failure was printed, but the test command ended with status {status}")
+    return statuses
+
+
+_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+def judge(statuses: Mapping[str, str], instance: Instance) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(passed, all) of FAIL_TO_PASS and of PASS_TO_PASS, by swebench's own rules."""
+    try:
+        from swebench.harness.constants import EvalType
+        from swebench.harness.grading import get_eval_tests_report
+    except ImportError as error:
+        raise InstanceError(f"grading needs swebench ({error}): pip install 'sao-agents[swe-bench]'") from error
+    # Some rows of Verified list a progress mark ("[100%]") among the tests.
+    wanted = {
+        "FAIL_TO_PASS": [test for test in instance.fail_to_pass if not _PERCENT.fullmatch(test)],
+        "PASS_TO_PASS": [test for test in instance.pass_to_pass if not _PERCENT.fullmatch(test)],
+    }
+    report = get_eval_tests_report(dict(statuses), wanted, eval_type=EvalType(instance.eval_type))
+    passed = [len(report[kind]["success"]) for kind in wanted]
+    return (passed[0], len(wanted["FAIL_TO_PASS"])), (passed[1], len(wanted["PASS_TO_PASS"]))
