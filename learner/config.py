@@ -186,6 +186,7 @@ class EngineConfig(_Section):
 
     One that was started here and ends is started again, `restarts` times an hour each; then the run stops.
     `vllm_options` are further words for `vllm serve`, and `vllm_environment` is where it is installed (`make vllm`).
+    `keep_stale_cache`: keys and values outlive a publication (see docs/engines.md).
     """
 
     urls: tuple[str, ...] = ()
@@ -198,6 +199,7 @@ class EngineConfig(_Section):
     max_sequences: int = 64
     max_context: int = 4096
     threads: int = 1
+    keep_stale_cache: bool = False
 
 
 class RuntimeSection(_Section):

@@ -91,7 +91,7 @@ class Fleet:
         """
         urls = recipe.engine.urls if use_addresses else ()
         fleet = cls(
-            [_Member(url, HttpEngine(url)) for url in urls],
+            [_Member(url, HttpEngine(url, keep_stale_cache=recipe.engine.keep_stale_cache)) for url in urls],
             version=version,
             weights=model,
             restarts=recipe.engine.restarts,
@@ -164,9 +164,8 @@ class Fleet:
         launch = _launcher(recipe, index, folder / f"{name}.log")
         version, weights = self._newest
         process, url = await launch(weights, version, 0)
-        self._members.append(
-            _Member(name, HttpEngine(url), process, launch, log=folder / f"{name}.log", served=version)
-        )
+        client = HttpEngine(url, keep_stale_cache=recipe.engine.keep_stale_cache)
+        self._members.append(_Member(name, client, process, launch, log=folder / f"{name}.log", served=version))
 
     async def _until_served(self, what: str) -> None:
         self._last_seen, told = time.monotonic(), False

@@ -49,10 +49,16 @@ class HttpEngine:
     `timeout_s` bounds one generation, `control_timeout_s` each control call; past them `EngineFault` is raised and
     the request is aborted at the server. An answer of 4xx is `EngineRefused` (asking again won't help; a prompt that
     is too long is `ContextOverflow`), 5xx and a broken connection are plain `EngineFault`.
+
+    With `keep_stale_cache` a publication leaves keys and values as the old weights made them, and what is sampled
+    next reads them: nothing is computed again, but the log-probs are of no one set of weights.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 600.0, control_timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, url: str, *, timeout_s: float = 600.0, control_timeout_s: float = 120.0, keep_stale_cache: bool = False
+    ) -> None:
         self.url = url.rstrip("/")
+        self._keep_stale_cache = keep_stale_cache
         self._timeout_s = timeout_s
         self._control_timeout_s = control_timeout_s
         self._session: aiohttp.ClientSession | None = None
@@ -134,12 +140,13 @@ class HttpEngine:
         folder = _absolute(weights)
         async with self._publishing:
             try:
-                await self._control("/pause?mode=keep")
+                await self._control(f"/pause?mode=keep&clear_cache={'false' if self._keep_stale_cache else 'true'}")
                 await self._control("/start_weight_update")
                 await self._control("/update_weights", {"update_info": {"path": folder}})
                 await self._control("/finish_weight_update", {"weight_version": str(version)})
-                # Keys and values of the old weights are never served as if they were new (case D6).
-                await self._control("/reset_prefix_cache?reset_running_requests=true")
+                if not self._keep_stale_cache:
+                    # Keys and values of the old weights are never served as if they were new (case D6).
+                    await self._control("/reset_prefix_cache?reset_running_requests=true")
             finally:
                 await self._resume()
 

@@ -100,6 +100,7 @@ class LocalServer:
         self._name = name
         self._started = time.monotonic()
         self._alive: dict[str, set[Generation]] = {}
+        self._keeps_cache = False  # as the present pause was asked for
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=64 * 2**20, middlewares=[_errors])
@@ -198,12 +199,14 @@ class LocalServer:
         mode = request.query.get("mode", "abort")
         if mode not in ("keep", "abort"):
             raise BadRequest(f"pause mode {mode!r} is not supported; use keep or abort")
+        self._keeps_cache = request.query.get("clear_cache", "true") == "false"
         await self._engine.pause()
         if mode == "abort":
             await self._engine.abort([g for same in self._alive.values() for g in same])
         return _json({"status": "paused"})
 
     async def _resume(self, request: web.Request) -> web.Response:
+        self._keeps_cache = False
         await self._engine.resume()
         return _json({"status": "resumed"})
 
@@ -220,7 +223,8 @@ class LocalServer:
 
     async def _finish_update(self, request: web.Request) -> web.Response:
         given = (await _read(request, FinishBody)).weight_version
-        await self._engine.commit(self._engine.version if given is None else _version(given))
+        version = self._engine.version if given is None else _version(given)
+        await self._engine.commit(version, keep_cache=self._keeps_cache)
         return _json({"message": "Weight update finished"})
 
     async def _relabel(self, request: web.Request) -> web.Response:

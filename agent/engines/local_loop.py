@@ -114,8 +114,11 @@ class ModelLoop:
 
         await self._call(read)
 
-    async def commit(self, version: int) -> None:
-        """Serve what `stage` read, as `version`, from the next step on. Raises `ModelError` without a `stage`."""
+    async def commit(self, version: int, *, keep_cache: bool = False) -> None:
+        """Serve what `stage` read, as `version`, from the next step on. Raises `ModelError` without a `stage`.
+
+        With `keep_cache` the keys and values of the old weights are read on, those of idle slots too.
+        """
 
         def swap() -> None:
             if self._staged is None:
@@ -123,7 +126,8 @@ class ModelLoop:
             self.model.swap(self._staged)
             self._staged = None
             self.version = version
-            self.scheduler.forget()
+            if not keep_cache:
+                self.scheduler.forget()
 
         await self._call(swap)
 

@@ -152,7 +152,7 @@ class SlotModel:
         return model.eval().requires_grad_(False)
 
     def swap(self, model: PreTrainedModel) -> None:
-        """Serve the weights that `read` returned. The caller must have every sequence computed again."""
+        """Serve the weights that `read` returned. The caller decides whether every sequence is computed again."""
         self._model = model
 
     @torch.inference_mode()
