@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import time
 from pathlib import Path
 
+from envs import make_core
 from envs.core import EnvironmentFault
 from envs.swe_bench.demo.build import ensure_demo_image
 from envs.swe_bench.demo.rows import rows_text
 from envs.swe_bench.demo.source import ROWS, DemoError, demo, demos
+from envs.swe_bench.demo.traces import write_traces
 from sandboxes.base import SandboxFault
 from sandboxes.docker_engine import DockerEngine
 
@@ -31,6 +34,33 @@ async def build(names: list[str], force: bool) -> None:
         await engine.close()
 
 
+async def traces(out: Path, options: argparse.Namespace) -> None:
+    """Write scripted traces as JSON lines of `messages`, `task_id` and `reward`."""
+    found = write_traces(
+        lambda: make_core("sao/SWEBench-v0", instances="demo", scaffold="bash"),
+        options.count,
+        seed=options.seed,
+        error_rate=options.error_rate,
+        concurrency=options.concurrency,
+    )
+    solved = written = 0
+    # A file that is there is whole: what a run that fails has written goes with it.
+    partial = out.with_name(out.name + ".partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            async for trace in found:
+                line = {"task_id": trace.task_id, "reward": trace.reward, "messages": trace.messages}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                written, solved = written + 1, solved + (trace.reward > 0)
+                print(f"\r{written}/{options.count} traces, {solved} solved", end="", file=sys.stderr, flush=True)
+        partial.replace(out)
+    finally:
+        print(file=sys.stderr)
+        partial.unlink(missing_ok=True)
+        await found.aclose()
+    print(f"{written} traces, {solved} of them solved, in {out}")
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(
@@ -39,32 +69,50 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: python -m envs.swe_bench.demo build --name durations",
     )
     commands = found.add_subparsers(dest="command", required=True)
-    for command, text in (("build", "build the images"), ("rows", "make rows.jsonl again; runs the tests with pytest")):
-        one = commands.add_parser(command, help=text, epilog=f"example: python -m envs.swe_bench.demo {command}")
-        one.add_argument("--name", choices=sorted(demos()), help="only this repository")
-        if command == "build":
-            one.add_argument("--force", action="store_true", help="also where the image is up to date")
-        else:
-            one.add_argument("--out", type=Path, help=f"default: {ROWS.name} of the package, or - with --name")
+
+    def add(name: str, text: str, example: str) -> argparse.ArgumentParser:
+        epilog = f"example: python -m envs.swe_bench.demo {example}"
+        return commands.add_parser(name, help=text, description=text, epilog=epilog)
+
+    one = add("build", "Build the images.", "build --name durations")
+    one.add_argument("--name", choices=sorted(demos()), help="only this repository")
+    one.add_argument("--force", action="store_true", help="also where the image is up to date")
+    one = add("rows", "Make rows.jsonl again; runs the tests with pytest.", "rows --out rows.jsonl")
+    one.add_argument("--name", choices=sorted(demos()), help="only this repository")
+    one.add_argument("--out", type=Path, help=f"default: {ROWS.name} of the package; with --name, standard output")
+    one = add("traces", "Write scripted traces for a cold start.", "traces traces.jsonl --count 100 --error-rate 0.3")
+    one.add_argument("out", type=Path, metavar="OUT.jsonl")
+    one.add_argument("--count", type=int, default=50, help="number of traces (default: %(default)s)")
+    one.add_argument("--seed", type=int, default=0)
+    one.add_argument("--error-rate", type=float, default=0.0, help="share of traces with a mistake (default: none)")
+    one.add_argument("--concurrency", type=int, default=2, help="episodes at once (default: %(default)s)")
     return found
+
+
+def run(options: argparse.Namespace) -> None:
+    """Carry out one command."""
+    if options.command == "traces":
+        asyncio.run(traces(options.out, options))
+        return
+    names = [demo(options.name).name] if options.name else list(demos())
+    if options.command == "build":
+        asyncio.run(build(names, options.force))
+        return
+    text = rows_text(names)
+    if options.out is None and options.name:
+        sys.stdout.write(text)
+        return
+    out = options.out or ROWS
+    out.write_bytes(text.encode())
+    print(f"{len(names)} rows in {out}")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; 1 if it cannot be done, with the reason on standard error."""
     options = parser().parse_args(argv)
-    names = [demo(options.name).name] if options.name else list(demos())
     try:
-        if options.command == "build":
-            asyncio.run(build(names, options.force))
-        else:
-            out = options.out or (Path("-") if options.name else ROWS)
-            text = rows_text(names)
-            if str(out) == "-":
-                sys.stdout.write(text)
-            else:
-                out.write_bytes(text.encode())
-                print(f"{len(names)} rows in {out}")
-    except (DemoError, SandboxFault, EnvironmentFault) as error:
+        run(options)
+    except (DemoError, SandboxFault, EnvironmentFault, OSError) as error:
         print(f"{options.command}: {error}", file=sys.stderr)
         return 1
     return 0
