@@ -14,7 +14,12 @@ from envs.swe_bench.scaffold import Scaffold, make_scaffold
 from sandboxes.base import SandboxFault
 from sandboxes.docker import DockerSandbox, DockerSettings
 
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("demo-images"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.xdist_group("demo-images"),
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 LIMIT_S = 60.0
 
@@ -31,11 +36,27 @@ class Shell:
         return outcome.text
 
 
-@pytest_asyncio.fixture
-async def shell() -> AsyncIterator[Shell]:
-    # In /, because a command can remove its image's own folder, and the engine starts none in a folder that is gone.
+# One container for all tests that leave it whole, and a shell of its own for each of them. In /, because a command can
+# remove its image's own folder, and the engine starts nothing in a folder that is gone.
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def container() -> AsyncIterator[DockerSandbox]:
     async with DockerSandbox(await ensure_demo_image("tablet"), settings=DockerSettings(workdir="/")) as sandbox:
-        scaffold = BashScaffold(output_bytes=2000)
+        yield sandbox
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shell(container: DockerSandbox) -> AsyncIterator[Shell]:
+    scaffold = BashScaffold(output_bytes=2000)
+    await scaffold.open(container, "/testbed")
+    yield Shell(scaffold, container)
+    await scaffold.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_shell() -> AsyncIterator[Shell]:
+    """In a container that the test may break."""
+    async with DockerSandbox(await ensure_demo_image("tablet"), settings=DockerSettings(workdir="/")) as sandbox:
+        scaffold = BashScaffold()
         await scaffold.open(sandbox, "/testbed")
         yield Shell(scaffold, sandbox)
         await scaffold.close()
@@ -116,17 +137,17 @@ async def test_long_command(shell: Shell) -> None:
     assert await shell("echo ${#text}") == "200000\n[exit 0]"
 
 
-async def test_shell_outlives_what_an_agent_does_to_it(shell: Shell) -> None:
-    await shell(
+async def test_shell_outlives_what_an_agent_does_to_it(own_shell: Shell) -> None:
+    await own_shell(
         "mv() { echo mine; }; cat() { echo mine; }; declare() { :; }; PATH=/nowhere; readonly FIXED=1; "
         "trap 'echo bye' EXIT"
     )
-    assert await shell("echo $PATH $FIXED; cat") == "/nowhere 1\nmine\n[exit 0]"
-    await shell("PATH=/usr/bin:/bin; unset -f cat mv declare; mkdir /tmp/gone; cd /tmp/gone")
-    await shell("rm -rf /tmp/gone")
-    assert await shell("pwd") == "/testbed\n[exit 0]"
-    await shell("rm -rf /tmp/.* /testbed")
-    assert await shell("pwd") == "/\n[exit 0]"
+    assert await own_shell("echo $PATH $FIXED; cat") == "/nowhere 1\nmine\n[exit 0]"
+    await own_shell("PATH=/usr/bin:/bin; unset -f cat mv declare; mkdir /tmp/gone; cd /tmp/gone")
+    await own_shell("rm -rf /tmp/gone")
+    assert await own_shell("pwd") == "/testbed\n[exit 0]"
+    await own_shell("rm -rf /tmp/.* /testbed")
+    assert await own_shell("pwd") == "/\n[exit 0]"
 
 
 async def test_repository_holds_nothing_of_the_shell(shell: Shell) -> None:
@@ -158,20 +179,19 @@ async def test_mistake_is_told_in_words(shell: Shell, name: str, arguments: dict
     assert not outcome.finished
 
 
-async def test_container_that_is_gone_is_a_fault(shell: Shell) -> None:
-    engine = shell.sandbox.engine
-    await engine.call(lambda: engine.client.api.kill(shell.sandbox.id))
+async def test_container_that_is_gone_is_a_fault(own_shell: Shell) -> None:
+    engine = own_shell.sandbox.engine
+    await engine.call(lambda: engine.client.api.kill(own_shell.sandbox.id))
     with pytest.raises(SandboxFault):
-        await shell("ls")
+        await own_shell("ls")
 
 
-async def test_folder_that_is_not_there_is_a_fault() -> None:
-    async with DockerSandbox(await ensure_demo_image("tablet")) as sandbox:
-        with pytest.raises(SandboxFault, match="no folder /nowhere"):
-            await BashScaffold().open(sandbox, "/nowhere")
+async def test_folder_that_is_not_there_is_a_fault(container: DockerSandbox) -> None:
+    with pytest.raises(SandboxFault, match="no folder /nowhere"):
+        await BashScaffold().open(container, "/nowhere")
 
 
-def test_opening_does_not_read_the_issue_as_a_template() -> None:
+async def test_opening_does_not_read_the_issue_as_a_template() -> None:
     scaffold: Scaffold = make_scaffold("bash")
     system, user = scaffold.opening("f'{workdir}' {0} %s fails\n", "/testbed")
     assert system["role"] == "system"
