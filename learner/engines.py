@@ -91,7 +91,10 @@ class Fleet:
         """
         urls = recipe.engine.urls if use_addresses else ()
         fleet = cls(
-            [_Member(url, HttpEngine(url, keep_stale_cache=recipe.engine.keep_stale_cache)) for url in urls],
+            [
+                _Member(f"engine {url}", HttpEngine(url, keep_stale_cache=recipe.engine.keep_stale_cache))
+                for url in urls
+            ],
             version=version,
             weights=model,
             restarts=recipe.engine.restarts,
@@ -131,7 +134,7 @@ class Fleet:
         for member in self._members:
             if member.refusals >= _REFUSALS:
                 raise LearnerFault(
-                    f"engine {member.name} does not take the weights of version {self._newest[0]}: {member.trouble}. "
+                    f"{member.name} does not take the weights of version {self._newest[0]}: {member.trouble}. "
                     "Does it serve the model of this recipe, and can it read the run's folder?"
                 )
         if self.engines:
@@ -225,7 +228,7 @@ class Fleet:
             answer = await _asked(member)
             if isinstance(answer, str):
                 if not member.trouble:
-                    log.warning("engine %s is away: %s", member.name, answer)
+                    log.warning("%s is away: %s", member.name, answer)
                 # Whoever is back after this may have been started with anything.
                 member.served, member.trouble = None, answer
                 return
@@ -241,10 +244,10 @@ class Fleet:
                 member.refusals += _REFUSALS if isinstance(error, EngineRefused) else 1
                 member.served = None
                 member.trouble = str(error) or f"version {version} was not taken within {self._timeout_s:g} s"
-                log.warning("engine %s: %s", member.name, member.trouble)
+                log.warning("%s: %s", member.name, member.trouble)
             else:
                 if member.trouble:
-                    log.warning("engine %s is back, with version %d", member.name, version)
+                    log.warning("%s is back, with version %d", member.name, version)
                 member.served, member.trouble, member.refusals = version, "", 0
 
     async def _take_down(self) -> None:
