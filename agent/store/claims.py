@@ -218,7 +218,7 @@ class Claims:
             return []
         rows = self._db.all(
             "SELECT max(finished_at - issued_at) AS latency FROM (SELECT unit, finished_at, issued_at FROM episodes "
-            "WHERE kind = 'train' ORDER BY number DESC LIMIT ?) GROUP BY unit",
+            "WHERE kind != 'evaluate' ORDER BY number DESC LIMIT ?) GROUP BY unit",
             REFERENCE * self._config.group_size,
         )
         return [row["latency"] for row in rows]

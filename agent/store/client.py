@@ -136,6 +136,19 @@ class StoreClient:
         """Give up what of an evaluation has not begun."""
         await self._call("DELETE", f"/evaluations/{evaluation_id}", None)
 
+    # -- episodes without a ticket
+
+    async def offer(self, episode: Episode) -> Ending:
+        """Hand in an episode that no ticket was leased for; returns after it is on the disk. Safe to repeat."""
+        return await self._call("PUT", f"/episodes/{episode.id}", Ending, data=encode(episode))
+
+    async def forget(self, episode_id: str) -> None:
+        """Wipe what an offered episode says, so that it is never trained (again). Safe to repeat.
+
+        `StoreFault` while a claim holds it: repeat later.
+        """
+        await self._call("DELETE", f"/episodes/{episode_id}", None)
+
     # -- displays
 
     async def status(self) -> StoreStatus:

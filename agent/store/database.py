@@ -56,11 +56,21 @@ CREATE TABLE IF NOT EXISTS evaluations (
 class Database:
     """An SQLite file (WAL, synchronous=FULL) with one owner: a second one is refused by a lock file beside it.
 
-    Not thread-safe: use it from one thread. Every change happens inside `apply`.
+    Not thread-safe: use it from one thread. Every change happens inside `apply`. `schema` must make the tables `meta`,
+    `counters` and `events` where their methods are used; `what` names the file's owner in messages.
     """
 
-    def __init__(self, path: Path | str, *, max_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        max_bytes: int | None = None,
+        schema: str = SCHEMA,
+        version: int = SCHEMA_VERSION,
+        what: str = "episode store",
+    ) -> None:
         self.path = Path(path)
+        self._what = what
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = self._take_lock()
         try:
@@ -72,18 +82,18 @@ class Database:
             if max_bytes is not None:
                 page = int(self.sql.execute("PRAGMA page_size").fetchone()[0])
                 self.sql.execute(f"PRAGMA max_page_count={max(1, max_bytes // page)}")
-            self.sql.executescript(SCHEMA)
-            found = int(self.meta("schema", str(SCHEMA_VERSION)))
-            if found != SCHEMA_VERSION:
+            self.sql.executescript(schema)
+            found = int(self.meta("schema", str(version)))
+            if found != version:
                 raise StoreFault(
-                    f"{self.path} was written with schema {found}, this program reads {SCHEMA_VERSION}: "
+                    f"{self.path} was written with schema {found}, this program reads {version}: "
                     "open it with the version of the program that wrote it, or start a new run"
                 )
-            self.apply([lambda: self.set_meta("schema", str(SCHEMA_VERSION))])
+            self.apply([lambda: self.set_meta("schema", str(version))])
         except sqlite3.DatabaseError as error:
             self.close()
             raise StoreFault(
-                f"cannot open {self.path}: {error}; is it an episode store, and is there room on the disk?"
+                f"cannot open {self.path}: {error}; is it an {what}, and is there room on the disk?"
             ) from error
         except BaseException:
             self.close()
@@ -98,7 +108,7 @@ class Database:
             owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
             os.close(descriptor)
             raise StoreFault(
-                f"another episode store (process {owner or 'unknown'}) is using {self.path}: "
+                f"another {self._what} (process {owner or 'unknown'}) is using {self.path}: "
                 "use that one, stop it first, or choose another run name"
             ) from error
         os.ftruncate(descriptor, 0)

@@ -14,6 +14,7 @@ from agent.store import rules
 from agent.store.claims import Claims
 from agent.store.config import FIXED_KEYS, StoreConfig
 from agent.store.database import Database
+from agent.store.offers import Offers
 from agent.store.protocol import Ending, EvaluationStatus, StoreFault, StoreStatus, Ticket
 
 RECENT = 512
@@ -41,6 +42,7 @@ class Ledger(Database):
         ready ──a member of its group is lost──▶ dropped [slot back]; a truncated one that is not wanted begins there
 
     Evaluation tickets are leased first, take no slot, and their episodes (status "evaluation") enter no claim.
+    Episodes without a ticket come in by `offers`.
 
         ledger = Ledger("runs/x/episodes.sqlite", StoreConfig(tasks=100, batch=16))
         [tickets] = ledger.apply([lambda: ledger.lease(16, "runtime-0")])
@@ -59,6 +61,7 @@ class Ledger(Database):
         try:
             self.config = self._settle_config(config)
             self.claims = Claims(self, self.config)
+            self.offers = Offers(self, self.config)
             # A runtime may have outlived the store: its leases stand if it is heard of within the grace.
             grace = self.clock() - self.config.worker_timeout_s + self.config.restart_grace_s
             self._seen = {row["worker"]: grace for row in self.all(f"{_LEASED} GROUP BY worker")}
@@ -397,13 +400,13 @@ class Ledger(Database):
         counters = self.counters()
         now = self.clock()
         issued = self.all(
-            "SELECT tokens, finished_at - issued_at AS latency FROM episodes WHERE kind = 'train' "
+            "SELECT tokens, finished_at - issued_at AS latency FROM episodes WHERE kind != 'evaluate' "
             "ORDER BY number DESC LIMIT ?",
             RECENT,
         )
         consumed = self.all(
             "SELECT tokens, finished_at - issued_at AS latency, claimed_at - finished_at AS wait FROM episodes "
-            "WHERE kind = 'train' AND status IN ('claimed', 'trained') ORDER BY number DESC LIMIT ?",
+            "WHERE kind != 'evaluate' AND status IN ('claimed', 'trained') ORDER BY number DESC LIMIT ?",
             RECENT,
         )
         running = self.all(f"{_LEASED} AND kind = 'train'")

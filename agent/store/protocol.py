@@ -73,7 +73,8 @@ class EvaluationStatus(msgspec.Struct, frozen=True):
 class EpisodeRow(msgspec.Struct, frozen=True):
     """One line of a list of episodes: what can be known without reading its tokens. Times are Unix seconds.
 
-    `status`: "ready", "claimed", "trained", "stale" (too old when it was to be claimed), "dropped" or "evaluation".
+    `kind`: "train", "evaluate", or "served" (offered without a ticket). `status`: "ready", "claimed", "trained",
+    "stale" (too old when it was to be claimed), "dropped" or "evaluation".
     """
 
     id: str

@@ -52,9 +52,9 @@ def list_episodes(sql: sqlite3.Connection, wanted: EpisodeFilter) -> list[Episod
 
 
 def read_episode(sql: sqlite3.Connection, episode_id: str) -> bytes | None:
-    """One encoded episode, or None."""
+    """One encoded episode; None if there is none, or if what it says was wiped."""
     row = sql.execute("SELECT data FROM episodes WHERE id = ?", (episode_id,)).fetchone()
-    return None if row is None else row[0]
+    return row[0] or None if row is not None else None
 
 
 class EpisodeReader:

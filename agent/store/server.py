@@ -124,6 +124,8 @@ class StoreServer:
                 web.delete("/evaluations/{id}", self._cancel_evaluation),
                 web.get("/episodes", self._list_episodes),
                 web.get("/episodes/{id}", self._read_episode),
+                web.put("/episodes/{id}", self._offer),
+                web.delete("/episodes/{id}", self._forget),
             ]
         )
         app.on_startup.append(self._start)
@@ -296,6 +298,17 @@ class StoreServer:
         if data is None:
             raise web.HTTPNotFound(text=f"no episode {name}: list the episodes for their ids")
         return web.Response(body=data, content_type=MSGPACK)
+
+    async def _offer(self, request: web.Request) -> web.Response:
+        data = await request.read()
+        episode = await asyncio.to_thread(episodes.decode, data)  # EpisodeError is a ValueError: 400
+        if episode.id != request.match_info["id"]:
+            raise web.HTTPBadRequest(text=f"the episode's id is {episode.id}, not {request.match_info['id']}")
+        return _packed(await self._change(lambda: self.ledger.offers.take(episode, data)))
+
+    async def _forget(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        return _packed(await self._change(lambda: self.ledger.offers.forget(name)))
 
 
 async def _body(request: web.Request, kind: type[S]) -> S:

@@ -1,4 +1,4 @@
-"""One thread that owns the ledger, so that no disk write happens in the event loop."""
+"""One thread that owns the ledger (or another database), so that no disk write happens in the event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from agent.store.ledger import Ledger
+from agent.store.database import Database
 
 T = TypeVar("T")
 Job = tuple[Callable[[], Any], "Future[Any]"]
@@ -23,7 +23,7 @@ class LedgerThread:
 
     GROUP = 256
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Database) -> None:
         self.ledger = ledger
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="episode-store", daemon=True)
