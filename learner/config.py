@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agent.runtime_config import EnvConfig, SamplingConfig, StageLimits
+from agent.serve.config import ServeConfig
 from learner.algorithms import Algorithm, CriticSettings, get_algorithm
 
 
@@ -277,6 +278,7 @@ class Recipe(_Section):
     runtime: RuntimeSection = RuntimeSection()
     store: StoreSection = StoreSection()
     hardware: HardwareConfig = HardwareConfig()
+    serve: ServeConfig | None = None
 
     @property
     def run_dir(self) -> Path:

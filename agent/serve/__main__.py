@@ -1,0 +1,61 @@
+"""Serve a model that learns from feedback, over OpenAI's API: `python -m agent.serve RECIPE [key=value ...]`.
+
+python -m agent.serve recipes/style_shift_tiny.yaml --learn serve.port=8000
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from agent.chat_template import ChatTemplateError
+from agent.engines.base import EngineFault
+from agent.serve.config import ServeError, ServeRecipe, load_recipe
+from agent.serve.server import Server
+from agent.store.protocol import StoreFault
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; 0, or 2 with a message where it cannot start."""
+    description, _, example = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m agent.serve",
+        description=description,
+        epilog="example:\n" + example,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe; section `serve` is this program's own")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the recipe, such as serve.port=0")
+    parser.add_argument("--learn", action="store_true", help="start the learner too; without it episodes are recorded")
+    parser.add_argument("--port-file", type=Path, help="the port is written there once the server answers")
+    arguments = parser.parse_intermixed_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s serve %(levelname)s %(message)s")
+    try:
+        recipe = load_recipe(arguments.recipe, arguments.overrides)
+        return asyncio.run(_serve(recipe, arguments))
+    except (ServeError, EngineFault, StoreFault, ChatTemplateError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+async def _serve(recipe: ServeRecipe, arguments: argparse.Namespace) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with Server.running(recipe, arguments.recipe, arguments.overrides, learn=arguments.learn) as server:
+        print(f"ready: {server.url}  (engine for the learner: {server.engine_proxy_url})", flush=True)
+        if arguments.port_file is not None:
+            part = arguments.port_file.with_name(f".{arguments.port_file.name}.{os.getpid()}")
+            part.write_text(f"{server.url.rpartition(':')[2]}\n")
+            part.replace(arguments.port_file)
+        await stop.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

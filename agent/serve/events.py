@@ -1,0 +1,118 @@
+"""Live figures for whoever watches: server-sent events at /v1/events. No words of conversations are in them.
+
+Kinds of events: `hello` (once: the present figures and the latest history), `response`, `feedback`, `version`,
+`learner` (a line of the learner's metrics), `status` (every second).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter, deque
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+_HISTORY = 512
+_QUEUE = 1024
+_WINDOW = 128
+_KEEPALIVE_S = 15.0
+
+
+class EventHub:
+    """Hands every event to every watcher; one that is too slow to read loses its connection, not the server's time."""
+
+    def __init__(self) -> None:
+        self._watchers: set[asyncio.Queue[bytes | None]] = set()
+        self.history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
+
+    def publish(self, kind: str, data: dict[str, Any], *, keep: bool = True) -> None:
+        """Tell all watchers; with `keep` those who come later get it in their `hello`."""
+        event = {"kind": kind, "at": time.time(), **data}
+        if keep:
+            self.history.append(event)
+        text = _event(kind, event)
+        for queue in list(self._watchers):
+            try:
+                queue.put_nowait(text)
+            except asyncio.QueueFull:
+                self._watchers.discard(queue)
+                queue.get_nowait()
+                queue.put_nowait(None)
+
+    async def serve(self, request: web.Request, hello: dict[str, Any], *, write_s: float) -> web.StreamResponse:
+        """Answer a watcher until it goes or the server stops."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE)
+        self._watchers.add(queue)
+        try:
+            await response.prepare(request)
+            await response.write(_event("hello", {**hello, "history": list(self.history)}))
+            while True:
+                try:
+                    text = await asyncio.wait_for(queue.get(), _KEEPALIVE_S)
+                except TimeoutError:
+                    text = b": still here\n\n"
+                if text is None:
+                    break
+                async with asyncio.timeout(write_s):
+                    await response.write(text)
+        except (ConnectionResetError, TimeoutError):
+            pass
+        finally:
+            self._watchers.discard(queue)
+        return response
+
+    def close(self) -> None:
+        """End every watcher's stream."""
+        for queue in self._watchers:
+            with contextlib.suppress(asyncio.QueueFull):
+                queue.put_nowait(None)
+        self._watchers.clear()
+
+
+def _event(kind: str, data: dict[str, Any]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
+
+
+class Figures:
+    """Running figures of what was served and said about it; windows are the last 128 feedbacks or a minute."""
+
+    def __init__(self) -> None:
+        self.responses = 0
+        self.feedback = 0
+        self.tokens = 0
+        self._rewards: deque[float] = deque(maxlen=_WINDOW)
+        self._styles: deque[str] = deque(maxlen=_WINDOW)
+        self._episodes: deque[float] = deque(maxlen=10_000)
+
+    def served(self, tokens: int) -> None:
+        """A response has been served."""
+        self.responses += 1
+        self.tokens += tokens
+
+    def judged(self, reward: float, metadata: dict[str, Any]) -> None:
+        """Feedback has been accepted; `metadata.style` counts for the share of styles."""
+        self.feedback += 1
+        self._rewards.append(reward)
+        if isinstance(style := metadata.get("style"), str):
+            self._styles.append(style[:40])
+
+    def finished(self) -> None:
+        """An episode has had its final feedback."""
+        self._episodes.append(time.monotonic())
+
+    def snapshot(self) -> dict[str, Any]:
+        """The figures as JSON."""
+        since = time.monotonic() - 60.0
+        counts = Counter(self._styles)
+        return {
+            "responses": self.responses,
+            "feedback": self.feedback,
+            "tokens": self.tokens,
+            "reward_mean": sum(self._rewards) / len(self._rewards) if self._rewards else None,
+            "style_share": {style: n / len(self._styles) for style, n in counts.most_common(8)},
+            "episodes_per_minute": sum(at >= since for at in self._episodes),
+        }

@@ -1,0 +1,263 @@
+"""The server's life: journal, engine, store, learner up in this order, and down in the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from agent.chat import ChatRenderer
+from agent.engines.base import EngineFault
+from agent.engines.client import HttpEngine
+from agent.engines.launch import stop_local
+from agent.serve.app import Parts, PublicApi
+from agent.serve.chat_api import ChatApi
+from agent.serve.config import ServeRecipe
+from agent.serve.delivery import Delivery
+from agent.serve.engine_proxy import EngineProxy
+from agent.serve.events import EventHub, Figures
+from agent.serve.journal import Journal
+from agent.serve.learner_child import LearnerChild, LearnerState, learner_command
+from agent.serve.limits import Keys
+from agent.serve.metrics_page import Metrics
+from agent.serve.processes import start_engine, start_store
+from agent.serve.versions import Version, Versions
+from agent.store.client import StoreClient
+from agent.store.protocol import StoreFault
+from agent.store.worker import LedgerThread
+
+log = logging.getLogger(__name__)
+
+_STATUS_S = 1.0
+_PUBLISH_S = 600.0
+
+
+class Server:
+    """One server of one recipe.
+
+        async with Server.running(recipe, recipe_path, overrides, learn=True) as server:
+            print(server.url); await stop.wait()
+
+    `learn`: the learner is started as a child that shares nothing but HTTP with this process.
+    """
+
+    def __init__(self, recipe: ServeRecipe) -> None:
+        self.recipe = recipe
+        self.url = ""
+        self.engine_proxy_url = ""
+        self.engine_url = ""
+        self.store_url = ""
+        self.learner: LearnerChild | None = None
+        self._engine_process: Process | None = None
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(
+        cls, recipe: ServeRecipe, source: Path, overrides: list[str], *, learn: bool
+    ) -> AsyncIterator[Server]:
+        """Start everything; it serves when the block begins. Raises `ServeError`, `EngineFault` or `StoreFault`."""
+        server = cls(recipe)
+        async with contextlib.AsyncExitStack() as stack:
+            await server._start(stack, source, overrides, learn=learn)
+            yield server
+
+    async def _start(
+        self, stack: contextlib.AsyncExitStack, source: Path, overrides: list[str], *, learn: bool
+    ) -> None:
+        recipe, config = self.recipe, self.recipe.serve
+        keys, metrics = Keys.read(config), Metrics()
+        model = recipe.model_folder(str(source))
+        renderer = await asyncio.to_thread(ChatRenderer.from_pretrained, model)
+        recipe.folder.mkdir(parents=True, exist_ok=True)
+        journal = await asyncio.to_thread(Journal, recipe.folder / "journal.sqlite", max_bytes=config.max_journal_bytes)
+        thread = LedgerThread(journal)
+        stack.push_async_callback(asyncio.to_thread, thread.close)
+        hub, figures = EventHub(), Figures()
+        store = await self._open_store(stack)
+        stored = (await store.status()).version
+        versions = Versions(
+            thread,
+            journal,
+            recipe.folder / "versions",
+            keep=config.keep_versions,
+            publish_s=_PUBLISH_S,
+            on_change=lambda version, pinned: _tell(hub, version, pinned),
+        )
+        current = await versions.load(model, stored)
+        engine = await self._open_engine(stack, Path(current.path), current.number)
+        await versions.align(engine)
+        if stored < current.number:
+            await store.set_version(current.number)
+        delivery = Delivery(thread, journal, store, config, worker=f"{recipe.name}-serve")
+        chat = ChatApi(
+            recipe,
+            renderer,
+            engine,
+            (await engine.health()).max_context,
+            thread=thread,
+            journal=journal,
+            versions=versions,
+            keys=keys,
+            hub=hub,
+            figures=figures,
+            metrics=metrics,
+        )
+        parts = Parts(
+            recipe=recipe,
+            thread=thread,
+            journal=journal,
+            engine=engine,
+            store=store,
+            versions=versions,
+            delivery=delivery,
+            chat=chat,
+            keys=keys,
+            hub=hub,
+            figures=figures,
+            metrics=metrics,
+            learner=lambda: self.learner.state if self.learner is not None else LearnerState(),
+            engine_fault=self._engine_fault,
+        )
+        api = PublicApi(parts)
+        proxy = EngineProxy(versions, lambda: self.engine_url, timeout_s=config.generate_s)
+        self.engine_proxy_url = await _listen(stack, proxy.application(), "127.0.0.1", 0)
+        await _background(stack, delivery.run())
+        await _background(stack, self._watch(parts, api))
+        if learn:
+            command = learner_command(source, overrides, store=self.store_url, engine=self.engine_proxy_url)
+            self.learner = LearnerChild(
+                command,
+                recipe.run_dir / "learner.log",
+                restarts=config.learner_restarts,
+                first_backoff_s=config.learner_backoff_s,
+                settled_s=config.learner_settled_s,
+                pinned=lambda: versions.pinned,
+            )
+            await _background(stack, self.learner.run())
+        self.url = await _listen(stack, api.application(), config.host, config.port)
+
+    async def _open_store(self, stack: contextlib.AsyncExitStack) -> StoreClient:
+        self.store_url = self.recipe.store.url or ""
+        if not self.store_url:
+            process, self.store_url = await start_store(self.recipe)
+            stack.push_async_callback(stop_local, process)
+        store = StoreClient(self.store_url)
+        stack.push_async_callback(store.close)
+        return store
+
+    async def _open_engine(self, stack: contextlib.AsyncExitStack, model: Path, version: int) -> HttpEngine:
+        if self.recipe.engine.urls:
+            self.engine_url = self.recipe.engine.urls[0]
+        else:
+            self._engine_process, self.engine_url = await start_engine(self.recipe, model, version)
+            stack.push_async_callback(stop_local, self._engine_process)
+        engine = HttpEngine(self.engine_url, timeout_s=self.recipe.serve.generate_s)
+        stack.push_async_callback(engine.close)
+        return engine
+
+    def _engine_fault(self) -> str:
+        process = self._engine_process
+        if process is not None and process.returncode is not None:
+            return f"the engine ended with code {process.returncode}; see {self.recipe.run_dir / 'engine.log'}"
+        return ""
+
+    async def _watch(self, parts: Parts, api: PublicApi) -> None:
+        """Tell the watchers how things stand, every second; the learner's metrics as they are written."""
+        metrics = _Tail(self.recipe.run_dir / "metrics.jsonl")
+        learner: dict[str, Any] = {}
+        while True:
+            for line in await asyncio.to_thread(metrics.lines):
+                learner = {k: v for k, v in line.items() if k in _SHOWN}
+                parts.hub.publish("learner", learner)
+            store: dict[str, Any] = {}
+            with contextlib.suppress(StoreFault):
+                status = await parts.store.status()
+                store = {"ready": status.ready, "claimed": status.claimed, "trained": status.trained}
+                parts.metrics.ready.set(status.ready)
+            figures = {**api.figures(), "store": store, "learner_metrics": learner}
+            with contextlib.suppress(StoreFault, TimeoutError):
+                figures["conversations"] = await parts.thread.run(parts.journal.statuses)
+            parts.hub.publish("status", figures, keep=False)
+            await asyncio.sleep(_STATUS_S)
+
+
+_SHOWN = (
+    "step",
+    "policy/version",
+    "rollout/reward",
+    "gate/share",
+    "lag/mean",
+    "lag/max",
+    "queue/ready",
+    "critic/explained_variance",
+    "evaluation/success",
+    "time/step_s",
+)
+
+
+class _Tail:
+    """The lines of a growing JSONL file that have come since the last look; from its end on at first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = path.stat().st_size if path.exists() else 0
+
+    def lines(self) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            if file.tell() < self._at:  # begun anew
+                self._at = 0
+            file.seek(self._at)
+            whole, _, _ = file.read().rpartition(b"\n")
+        self._at += len(whole) + bool(whole)
+        found = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found
+
+
+def _tell(hub: EventHub, version: Version, pinned: bool) -> None:
+    hub.publish(
+        "version", {"version": version.number, "source": version.source, "origin": version.origin, "pinned": pinned}
+    )
+
+
+async def _listen(stack: contextlib.AsyncExitStack, app: web.Application, host: str, port: int) -> str:
+    # A client that goes away cancels its handler, which ends its generation.
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    try:
+        await web.TCPSite(runner, host, port, backlog=1024).start()
+    except OSError as error:
+        raise EngineFault(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port") from error
+    actual = runner.addresses[0][1]
+    return f"http://{f'[{host}]' if ':' in host else host}:{actual}"
+
+
+async def _background(stack: contextlib.AsyncExitStack, work: Any) -> None:
+    task: asyncio.Task[None] = asyncio.create_task(work)
+
+    async def end() -> None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    task.add_done_callback(_say_why)
+    stack.push_async_callback(end)
+
+
+def _say_why(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("a background task of the server has failed", exc_info=error)

@@ -1,0 +1,55 @@
+"""Writing a stream to a client that may be slow or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+
+class SlowClient(Exception):
+    """The client has left a chunk unread for too long."""
+
+
+class EventWriter:
+    """The `data:` lines of one chat stream. `send` raises `SlowClient` past `write_s`, ConnectionResetError if gone."""
+
+    def __init__(self, request: web.Request, *, write_s: float, buffer_bytes: int, headers: dict[str, str]) -> None:
+        self._request, self._write_s, self._buffer_bytes = request, write_s, buffer_bytes
+        self.response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers}
+        )
+        self.started = False
+
+    async def start(self) -> None:
+        """Send the header."""
+        await self.response.prepare(self._request)
+        self.started = True
+        transport = self._request.transport
+        if transport is not None:
+            # Little waits in here: a client that does not read is noticed before its reply is whole.
+            transport.set_write_buffer_limits(high=self._buffer_bytes)
+            connection = transport.get_extra_info("socket")
+            if connection is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._buffer_bytes)
+
+    async def send(self, data: dict[str, Any]) -> None:
+        """One event."""
+        await self._write(b"data: " + msgspec.json.encode(data) + b"\n\n")
+
+    async def end(self) -> None:
+        """The last line of a chat stream."""
+        await self._write(b"data: [DONE]\n\n")
+        await self.response.write_eof()
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._write_s):
+                await self.response.write(data)
+        except TimeoutError as error:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise SlowClient(f"a client left its stream unread for {self._write_s:g} s") from error
