@@ -149,7 +149,7 @@ class Versions:
         """
         async with self._lock:
             known = next((v for v in self._rows if v.number == number), None)
-            note = os.path.abspath(weights)
+            note = await asyncio.to_thread(os.path.abspath, weights)
             if known is not None and known.source == "learner" and known.note == note and known.status != "failed":
                 return "held" if known.status == "held" else "served"
             if number <= self.newest:
