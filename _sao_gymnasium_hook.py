@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENTS = {
     "sao/PythonTIR-v0": "envs.python_tir.env:PythonTIR",
+    "sao/SWEBench-v0": "envs.swe_bench.env:SWEBench",
     "sao/StyleShift-v0": "envs.style_shift.env:StyleShift",
 }
 """Every environment: Gymnasium id to the `module:class` of its asynchronous core."""

@@ -54,6 +54,35 @@ def parse_action(text: str, tools: Sequence[Mapping[str, Any]], tool_format: Too
     return _parse_hermes(text, tools)
 
 
+@dataclass(frozen=True, slots=True)
+class ParsedCalls:
+    """All calls of one action, in order. With `error` there are none: a message is carried out whole or not at all."""
+
+    calls: tuple[ToolCall, ...] = ()
+    error: str | None = None
+
+
+def parse_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedCalls:
+    """Find every tool call in `text`, written as `hermes`, for environments that take several in one message.
+
+    Only the form is checked, not names and arguments: whoever owns the tools answers for those. Never raises.
+    """
+    found = _hermes_bodies(text, tools)
+    if isinstance(found, ParsedAction):
+        return ParsedCalls(error=found.error)
+    calls = []
+    for body in found:
+        name = body.get("name") if isinstance(body, dict) else None
+        arguments = body.get("arguments") if isinstance(body, dict) else None
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            # The message says which of the two it is.
+            return ParsedCalls(
+                error=_checked(body, tools).error or _malformed("no call can be read in it", tools).error
+            )
+        calls.append(ToolCall(name, arguments))
+    return ParsedCalls(tuple(calls))
+
+
 def visible_text(text: str) -> str:
     """`text` without its thinking: `<think>...</think>`, and what stands before a `</think>` the template opened."""
     parts: list[str] = []
@@ -107,6 +136,18 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _parse_hermes(text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedAction:
+    bodies = _hermes_bodies(text, tools)
+    if isinstance(bodies, ParsedAction):
+        return bodies
+    if not bodies:
+        return ParsedAction()
+    if len(bodies) > 1:
+        return _malformed(f"{len(bodies)} calls in one message; none was carried out. Make one call at a time", tools)
+    return _checked(bodies[0], tools)
+
+
+def _hermes_bodies(text: str, tools: Sequence[Mapping[str, Any]]) -> list[Any] | ParsedAction:
+    """The decoded JSON of every call in `text`, or what is wrong with one of them."""
     bodies: list[Any] = []
     position = _implicit_thinking_end(text)
     while (marker := _MARKER.search(text, position)) is not None:
@@ -139,11 +180,7 @@ def _parse_hermes(text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedAction
             return _malformed(f"there is more than one JSON object between {OPEN} and {CLOSE}", tools)
         bodies.append(body)
         position = end + len(CLOSE)
-    if not bodies:
-        return ParsedAction()
-    if len(bodies) > 1:
-        return _malformed(f"{len(bodies)} calls in one message; none was carried out. Make one call at a time", tools)
-    return _checked(bodies[0], tools)
+    return bodies
 
 
 def _checked(body: Any, tools: Sequence[Mapping[str, Any]]) -> ParsedAction:

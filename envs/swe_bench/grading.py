@@ -1,6 +1,6 @@
 """Grading a patch: in a fresh container, with the instance's own tests, read on the host.
 
-    async with Workspace(instance, engine=engine) as fresh:
+    async with Workspace(instance, containers) as fresh:
         grade = await grade_patch(fresh, patch)
 
 A patch earns the reward when all of FAIL_TO_PASS and PASS_TO_PASS pass; anything else has a typed reason. A failure of
@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from envs.swe_bench.instance import Instance, InstanceError, patch_paths
+from envs.swe_bench.patches import PatchRefusal
 from envs.swe_bench.protected import CONFIGURATION, changes_how_tests_run, split_patch
 from envs.swe_bench.run_script import Command, TestRun, make_run, test_command
 from envs.swe_bench.verdict import (
@@ -27,7 +28,7 @@ from envs.swe_bench.verdict import (
     statuses_of_log,
     statuses_of_outcomes,
 )
-from envs.swe_bench.workspace import SCRATCH, PatchRefusal, Workspace
+from envs.swe_bench.workspace import SCRATCH, Workspace
 from sandboxes.base import Limits, RunResult
 
 TEST_S = 1800.0
@@ -50,7 +51,7 @@ async def grade_patch(fresh: Workspace, patch: bytes, *, test_timeout_s: float =
     try:
         if not patch.strip():
             raise Refused(Reason.NO_PATCH, "nothing was changed")
-        store, base = await fresh.manifest()
+        store, base = await fresh.pristine()
         base_files = {path.decode("utf-8", "surrogateescape") for path in base}
         command = test_command(instance)
         sums = await _test_sums(fresh)

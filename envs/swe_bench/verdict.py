@@ -131,7 +131,10 @@ def outcomes_of_records(records: list[dict[str, Any]], status: int, canaries: Ca
     if canaries is not None:
         told = [outcomes.pop(test, None) for test in (canaries.passing, *canaries.failing)]
         if None in told:
-            raise Refused(Reason.TAMPERING, "the tests that check the test run were not run")
+            # An error at collection stops pytest before the first test; then there is nothing to distrust.
+            if any(outcome in ("PASSED", "XFAIL", "XPASS") for outcome in outcomes.values()):
+                raise Refused(Reason.TAMPERING, "the tests that check the test run were not run")
+            return outcomes
         if any(outcome not in _BAD for outcome in told[1:]):
             raise Refused(Reason.TAMPERING, "a test that must fail was told to have passed: failures are hidden")
         if told[0] != "PASSED":
