@@ -14,13 +14,15 @@ What ends the container, whatever happens to its caller:
 - `close()`, in any state, any number of times; a `start()` that fails or is cancelled removes what it made.
 - The caller dies by SIGKILL: Docker knows nothing of that, so the container stays, until the sweeper of the next run
   on this machine (`DockerEngine.ready`, or `python -m sandboxes.sweep`) sees that its owner is gone.
-- Nobody comes: its first process is `sleep TTL` under an init, and the engine removes the container when that ends.
+- Nobody comes: its first process ends after the time to live, and the engine removes the container then.
 
 Inside, a command runs as the image's user (root mostly) with all capabilities dropped but CHOWN, DAC_OVERRIDE and
-FOWNER: what `tar`, `git` and `pip` need to handle files of other users as root does. KILL, SETUID and SETGID are
-missing on purpose. The container's first process belongs to a user of its own, so that `kill -9 -1` in a command
-cannot end the container; and since no process can become another user, `kill -9 -1` by us ends all that a run left,
-whatever sessions, double forks and clean environments it hid behind.
+FOWNER: what `tar`, `git` and `pip` need to handle files of other users as root does. SETUID and SETGID are missing on
+purpose: no process can become another user, so `kill -9 -1` by that user ends all that a run left, whatever sessions,
+double forks and clean environments it hid behind.
+
+The first process is an init: it leaves no zombies, and the kernel lets no process inside kill it, so that a command
+cannot end its container. (Docker's own init ends as soon as its only child is killed, and `kill -9 -1` would do that.)
 """
 
 from __future__ import annotations
@@ -53,8 +55,15 @@ from sandboxes.docker_exec import CappedText, ExecStream
 log = logging.getLogger(__name__)
 
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER")
-KEEPER = 64999
-"""User id of the container's first process; no command runs as it."""
+INIT = r"""
+if env --ignore-signal=CHLD true 2>/dev/null; then exec env --ignore-signal=CHLD sleep "$1"; fi
+if command -v bash >/dev/null; then exec bash -c "trap '' CHLD; exec sleep $1"; fi
+until { sleep "$1" & wait $!; }; do :; done
+"""
+"""The container's init: it ends after its time to live, and since it ignores SIGCHLD the kernel reaps in its place.
+
+dash cannot ignore that signal, so coreutils or bash do it; where neither is (busybox), the shell itself reaps.
+"""
 KILL_S = 10.0
 DRAIN_S = 5.0
 MARK = "SAO_RUN"
@@ -215,7 +224,6 @@ class DockerSandbox:
             cap_drop=["ALL"],
             cap_add=list(settings.capabilities),
             security_opt=["no-new-privileges:true"],
-            init=True,
             auto_remove=True,
             runtime=settings.runtime or None,
             ulimits=[docker.types.Ulimit(name="core", soft=0, hard=0)],
@@ -224,10 +232,11 @@ class DockerSandbox:
         )
         made = api.create_container(
             self.image,
-            entrypoint=["sleep"],
-            command=[str(int(settings.ttl_s))],
+            entrypoint=["sh", "-c", INIT, "sh"],
+            command=[str(math.ceil(settings.ttl_s))],
+            stop_signal="SIGKILL",
             name=self._name,
-            user=f"{KEEPER}:{KEEPER}",
+            user=self._user,
             working_dir=settings.workdir or None,
             environment=settings.environment,
             labels={
@@ -453,9 +462,7 @@ class DockerSandbox:
         async with self._lock:
             self._require_running()
             try:
-                await self._call(
-                    lambda: docker_files.put_archive(self.engine.client, self.id, folder, tar), timeout_s=300
-                )
+                await self._call(lambda: docker_files.put_file(self.engine.client, self.id, path, tar), timeout_s=300)
                 return
             except FileNotFoundError:
                 pass
@@ -463,7 +470,7 @@ class DockerSandbox:
         if made.exit_code:
             raise OSError(f"no folder {folder} could be made for {path}: {made.stderr.strip()}")
         async with self._lock:
-            await self._call(lambda: docker_files.put_archive(self.engine.client, self.id, folder, tar), timeout_s=300)
+            await self._call(lambda: docker_files.put_file(self.engine.client, self.id, path, tar), timeout_s=300)
 
     async def get(self, path: str) -> bytes:
         """Read a regular file of at most 256 MiB, through links; raises OSError as `open` would."""

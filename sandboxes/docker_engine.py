@@ -196,12 +196,10 @@ def _guarded(engine: DockerEngine, function: Callable[..., T], args: tuple[Any, 
 def fault(url: str, error: Exception) -> SandboxFault:
     """Translate an error of the SDK to a `SandboxFault` that says what to do."""
     import docker
-    import requests
 
     text = str(getattr(error, "explanation", None) or error)
-    if isinstance(error, requests.RequestException) or (
-        isinstance(error, docker.errors.DockerException) and not isinstance(error, docker.errors.APIError)
-    ):
+    # An APIError, which the engine itself has answered, is a RequestException too.
+    if not isinstance(error, docker.errors.APIError):
         return EngineGone(f"no Docker engine answers at {url}: {text}; {GET_ENGINE}")
     if "no space left on device" in text.lower():
         return DiskFull(
@@ -213,8 +211,6 @@ def fault(url: str, error: Exception) -> SandboxFault:
             f"the Docker engine at {url} has no such image: {text}. Pull it (docker pull IMAGE) or build it "
             "(`make sandboxes` builds the demo base image)"
         )
-    if isinstance(error, docker.errors.APIError) and (
-        "No such container" in text or "is not running" in text or "is not running" in str(error)
-    ):
+    if "No such container" in text or "is not running" in text or "is not running" in str(error):
         return ContainerGone(f"the container is gone: {text}")
     return SandboxFault(f"the Docker engine at {url} refused: {text}")

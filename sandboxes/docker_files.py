@@ -37,6 +37,17 @@ def one_file(name: str, data: bytes, mode: int, user: tuple[int, int]) -> bytes:
     return buffer.getvalue()
 
 
+def put_file(client: Any, container: str, path: str, tar: bytes) -> None:
+    """Unpack an archive of one file, that shall become `path`; raises as `put_archive`."""
+    # The engine would replace a folder, with all in it, by the file.
+    with contextlib.suppress(FileNotFoundError):
+        chunks, about = _open(client, container, path)
+        chunks.close()
+        if about["mode"] & GO_FOLDER:
+            raise os_error(errno.EISDIR, path)
+    put_archive(client, container, os.path.dirname(path), tar)
+
+
 def put_archive(client: Any, container: str, folder: str, tar: bytes) -> None:
     """Unpack `tar` into `folder`; raises FileNotFoundError, NotADirectoryError or IsADirectoryError, else the SDK's."""
     import docker
@@ -68,6 +79,8 @@ def _open(client: Any, container: str, path: str) -> tuple[Any, dict[str, Any]]:
     except docker.errors.APIError as error:
         if "not a directory" in str(error):
             raise os_error(errno.ENOTDIR, path) from error
+        if "too many links" in str(error):
+            raise os_error(errno.ELOOP, path) from error
         raise
     return chunks, about
 
