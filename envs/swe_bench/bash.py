@@ -7,6 +7,7 @@ process: whatever a call started has ended when its observation is read.
 
 from __future__ import annotations
 
+import copy
 import secrets
 import shlex
 from collections.abc import Mapping
@@ -86,7 +87,7 @@ class BashScaffold:
     @property
     def tools(self) -> list[dict[str, Any]]:
         """OpenAI tool schemas of `bash` and `submit`."""
-        return TOOLS
+        return copy.deepcopy(TOOLS)
 
     def opening(self, problem_statement: str, workdir: str) -> list[dict[str, Any]]:
         """The chat messages that open an episode: system and user."""

@@ -12,12 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-from envs import make_core
 from envs.core import EnvironmentFault
 from envs.swe_bench.demo.build import ensure_demo_image
 from envs.swe_bench.demo.rows import rows_text
 from envs.swe_bench.demo.source import ROWS, DemoError, demo, demos
 from envs.swe_bench.demo.traces import write_traces
+from envs.swe_bench.env import SWEBench
 from sandboxes.base import SandboxFault
 from sandboxes.docker_engine import DockerEngine
 
@@ -37,7 +37,7 @@ async def build(names: list[str], force: bool) -> None:
 async def traces(out: Path, options: argparse.Namespace) -> None:
     """Write scripted traces as JSON lines of `messages`, `task_id` and `reward`."""
     found = write_traces(
-        lambda: make_core("sao/SWEBench-v0", instances="demo", scaffold="bash"),
+        lambda: SWEBench("demo", scaffold="bash"),
         options.count,
         seed=options.seed,
         error_rate=options.error_rate,
