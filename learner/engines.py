@@ -31,6 +31,9 @@ _KEEP_EVERY_S = 2.0
 _POLL_S = 0.05
 _STOP_LIMIT_S = 15.0
 _REFUSALS = 3
+HUNG_S = 120.0
+"""An engine that was started here, is alive and does not say how it is for so long is killed, and started again."""
+
 RESTART_WINDOW_S = 3600.0
 """`engine.restarts` counts what happened in this time."""
 
@@ -49,6 +52,7 @@ class _Member:
     starting: bool = False
     refusals: int = 0
     trouble: str = ""
+    silent_since: float | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     restarts: deque[float] = field(default_factory=deque)
 
@@ -60,7 +64,7 @@ class _Member:
 class Fleet:
     """Every engine of a run, each with a task that keeps it serving the newest published snapshot:
 
-        launched here ─▶ serving ──process ended──▶ started again with the newest snapshot ─▶ serving
+        launched here ─▶ serving ──ended, or killed when it hangs──▶ started again with the newest snapshot ─▶ serving
                             ▲                          └─ more than `engine.restarts` in an hour: LearnerFault
         of `engine.urls` ───┘──does not answer──▶ away ──answers, published to──▶ serving
 
@@ -137,9 +141,7 @@ class Fleet:
                     f"{member.name} does not take the weights of version {self._newest[0]}: {member.trouble}. "
                     "Does it serve the model of this recipe, and can it read the run's folder?"
                 )
-        if self.engines:
-            self._last_seen = time.monotonic()
-        elif time.monotonic() - self._last_seen > self._patience_s:
+        if not self.engines and time.monotonic() - self._last_seen > self._patience_s:
             raise LearnerFault(
                 f"no engine has served version {self._newest[0]} for {self._patience_s:g} s ({self._troubles()}); "
                 "start one again, or raise runtime.limits.engine_patience_s"
@@ -218,6 +220,7 @@ class Fleet:
                     why = str(fault)
                     continue
                 member.served, member.trouble, member.refusals = version, "", 0
+                member.silent_since, self._last_seen = None, time.monotonic()
                 return
         finally:
             member.starting = False
@@ -231,10 +234,18 @@ class Fleet:
                     log.warning("%s is away: %s", member.name, answer)
                 # Whoever is back after this may have been started with anything.
                 member.served, member.trouble = None, answer
+                now = time.monotonic()
+                member.silent_since = now if member.silent_since is None else member.silent_since
+                child = member.process
+                if child is not None and child.returncode is None and now - member.silent_since > HUNG_S:
+                    log.warning("killing the %s: it has not answered for %g s", member.name, HUNG_S)
+                    member.silent_since = None
+                    end_group(child)
                 return
+            member.silent_since = None
             version, weights = self._newest
             if member.served == version == answer.version:
-                member.trouble = ""
+                member.trouble, self._last_seen = "", time.monotonic()
                 return
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -249,6 +260,7 @@ class Fleet:
                 if member.trouble:
                     log.warning("%s is back, with version %d", member.name, version)
                 member.served, member.trouble, member.refusals = version, "", 0
+                self._last_seen = time.monotonic()
 
     async def _take_down(self) -> None:
         for keeper in self._keepers:

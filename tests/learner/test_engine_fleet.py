@@ -213,9 +213,9 @@ async def test_one_500_is_not_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 async def test_a_killed_engine_is_started_again_with_the_newest_weights_until_its_restarts_are_spent(
-    tmp_path: Path, micro_model: Path
+    tmp_path: Path, micro_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two real engines; while one is down the other takes the publications."""
+    """Two real engines; while one is down the other takes the publications. One that hangs counts as dead."""
     recipe = micro_recipe(tmp_path, engine={"max_context": 512, "count": 2, "restarts": 1})
     other = write_micro_model(tmp_path / "v1", seed=5)
     async with Fleet.start(recipe, model=micro_model, version=0, folder=tmp_path) as fleet:
@@ -230,7 +230,9 @@ async def test_a_killed_engine_is_started_again_with_the_newest_weights_until_it
         assert fleet.urls == urls, "nobody has to learn a new address"
         assert (await victim.engine.health()).version == 1
         fleet.check()
-        victim.process.send_signal(signal.SIGKILL)
+        monkeypatch.setattr("learner.engines._CHECK_S", 2.0)
+        monkeypatch.setattr("learner.engines.HUNG_S", 5.0)
+        victim.process.send_signal(signal.SIGSTOP)
         with pytest.raises(LearnerFault, match=r"ended with code -9, after 1 restarts.*engine\.restarts"):
             await until(lambda: fleet.check())
         left = [m.process.pid for m in fleet._members if m.process is not None]
