@@ -173,7 +173,7 @@ async def test_a_failed_publication_never_leaves_the_engine_paused(
     with pytest.raises(EngineFault):
         await client.publish(3, tmp_path)
     assert [path for path, _ in broken.calls] == [
-        "/pause?mode=keep",
+        "/pause?mode=keep&clear_cache=true",
         "/start_weight_update",
         "/update_weights",
         "/resume",
