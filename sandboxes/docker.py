@@ -47,6 +47,7 @@ from sandboxes.docker_engine import (
     PROJECT,
     ContainerGone,
     DockerEngine,
+    EngineGone,
     owner,
     to_the_end,
 )
@@ -66,6 +67,7 @@ dash cannot ignore that signal, so coreutils or bash do it; where neither is (bu
 """
 KILL_S = 10.0
 DRAIN_S = 5.0
+ENDING_S = 30.0
 MARK = "SAO_RUN"
 OVER_MEMORY = "[killed: over the memory limit]"
 
@@ -254,6 +256,9 @@ class DockerSandbox:
 
     async def close(self) -> None:
         """Remove the container and all in it. Any state, any number of times; an engine that is away is only logged."""
+        if self._state == "starting":
+            async with self._lock:  # what is being made would outlive its removal
+                pass
         started, self._state = self._state not in ("new", "closed"), "closed"
         for process in self._processes.values():
             process.stream.close()
@@ -304,15 +309,15 @@ class DockerSandbox:
             stream: ExecStream | None = None
             code: int | None = None
             try:
-                stream = await ExecStream.open(self.engine, exec_id)
+                stream = await self._attach(exec_id)
                 timed_out = not await _pump(stream, stdin, (stdout, stderr), chosen.wall_clock_s)
                 if not timed_out:
-                    code = await self._exit_code(exec_id)
+                    code = await self._exit_code(exec_id, stdout)
                 # 137 may be the wrapper itself, killed by the command; then its cleaning has not happened.
                 if code is None or code == 137:
                     await to_the_end(self._kill(mark, user))
                     await _pump(stream, b"", (stdout, stderr), DRAIN_S)
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, EngineGone):
                 with contextlib.suppress(SandboxFault):
                     await to_the_end(self._kill(mark, user))
                 raise
@@ -337,7 +342,7 @@ class DockerSandbox:
             self._require_running()
             mark, user = secrets.token_hex(8), user or self._user
             exec_id = await self._exec(WRAPPER, ["mine", cwd or "", "", *argv], mark, user, env, stdin=True)
-            process = DockerProcess(await ExecStream.open(self.engine, exec_id), exec_id, mark, user)
+            process = DockerProcess(await self._attach(exec_id), exec_id, mark, user)
             self._processes[mark] = process
             return process
 
@@ -380,19 +385,36 @@ class DockerSandbox:
         try:
             return await self.engine.call(function, timeout_s=timeout_s)
         except ContainerGone as error:
-            self._state = "lost"
-            raise ContainerGone(
-                f"container {self._name} ended while it was needed: killed or removed from outside, its time to live "
-                f"({self.settings.ttl_s:g} s) over, or the engine restarted. Make a new sandbox. ({error})"
-            ) from error
+            raise self._lost(error) from error
 
-    async def _exit_code(self, exec_id: str) -> int | None:
-        for _ in range(50):
-            about = await self._call(lambda: self.engine.client.api.exec_inspect(exec_id))
-            if not about["Running"]:
-                return None if about["ExitCode"] is None else int(about["ExitCode"])
-            await asyncio.sleep(0.05)  # the streams end a moment before the engine knows the exit code
-        return None
+    def _lost(self, error: ContainerGone) -> ContainerGone:
+        if self._state == "running":
+            self._state = "lost"
+        return ContainerGone(
+            f"container {self._name} ended while it was needed: killed or removed from outside, its time to live "
+            f"({self.settings.ttl_s:g} s) over, or the engine restarted. Make a new sandbox. ({error})"
+        )
+
+    async def _attach(self, exec_id: str) -> ExecStream:
+        try:
+            return await ExecStream.open(self.engine, exec_id)
+        except ContainerGone as error:
+            raise self._lost(error) from error
+
+    async def _exit_code(self, exec_id: str, said: CappedText) -> int:
+        """How the command of an exec ended whose streams have ended."""
+        deadline = time.monotonic() + ENDING_S
+        while (about := await self._call(lambda: self.engine.client.api.exec_inspect(exec_id)))["Running"]:
+            # The streams end a moment before the engine knows the exit code; later, the connection was lost.
+            if time.monotonic() > deadline:
+                raise EngineGone(f"the connection of a command to the Docker engine at {self.engine.url} was lost")
+            await asyncio.sleep(0.05)
+        if about["Pid"] == 0:
+            if 'exec: "sh"' in said.text():
+                return 127  # a command has removed the shell; the image had one, or the container had not started
+            await self._call(self._assert_running)
+            raise SandboxFault(f"the Docker engine at {self.engine.url} could not start a command: {said.text()}")
+        return int(about["ExitCode"])
 
     async def _kill(self, mark: str, user: str) -> None:
         """End what a run left; raises `ContainerGone` if the container has gone. Has its own time limits."""
@@ -411,7 +433,7 @@ class DockerSandbox:
 
     async def _kill_once(self, what: str, user: str) -> bool:
         exec_id = await self._exec(KILLER, [what], "killer", user, None, stdin=False)
-        stream = await ExecStream.open(self.engine, exec_id)
+        stream = await self._attach(exec_id)
         said = CappedText(1024)
         try:
             await stream.frames(lambda _, data: said.feed(data))

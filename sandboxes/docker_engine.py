@@ -120,6 +120,7 @@ class DockerEngine:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="docker")
         self._client: Any = None
         self._swept = False
+        self._closed = False
         self._lock = asyncio.Lock()
 
     @property
@@ -150,6 +151,8 @@ class DockerEngine:
         Raises a `SandboxFault` for what the SDK raises, and when `timeout_s` is over; the thread is given back when
         the SDK's own time limit ends the call. Other errors of `function` (OSError, ValueError) come through.
         """
+        if self._closed:
+            raise SandboxFault("this engine was closed")
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
@@ -176,6 +179,7 @@ class DockerEngine:
 
     async def close(self) -> None:
         """Give back threads and connections. Containers are their sandboxes' business."""
+        self._closed = True
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -211,6 +215,11 @@ def fault(url: str, error: Exception) -> SandboxFault:
             f"the Docker engine at {url} has no such image: {text}. Pull it (docker pull IMAGE) or build it "
             "(`make sandboxes` builds the demo base image)"
         )
-    if "No such container" in text or "is not running" in text or "is not running" in str(error):
+    if (
+        "No such container" in text
+        or "No such exec" in text
+        or "is not running" in text
+        or "is not running" in str(error)
+    ):
         return ContainerGone(f"the container is gone: {text}")
     return SandboxFault(f"the Docker engine at {url} refused: {text}")

@@ -12,10 +12,11 @@ import json
 import ssl
 import struct
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 from sandboxes.base import SandboxFault
-from sandboxes.docker_engine import GET_ENGINE, DockerEngine, EngineGone
+from sandboxes.docker_engine import GET_ENGINE, ContainerGone, DockerEngine, EngineGone
 
 CONNECT_S = 20.0
 CHUNK = 1 << 16
@@ -84,7 +85,7 @@ class ExecStream:
 
     @classmethod
     async def open(cls, engine: DockerEngine, exec_id: str) -> ExecStream:
-        """Start the exec `exec_id` and attach to it; raises `EngineGone` or `SandboxFault`."""
+        """Start the exec `exec_id` and attach to it; raises `EngineGone` or another `SandboxFault`."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 reader, writer = await _connect(engine)
@@ -101,6 +102,8 @@ class ExecStream:
                     status = int(head.split(" ", 2)[1])
                     if status not in (101, 200):
                         text = (await reader.read(4096)).decode("utf-8", "replace")
+                        if status in (404, 409):
+                            raise ContainerGone(f"the container is gone: {text}")
                         raise SandboxFault(f"the Docker engine at {engine.url} did not start the command: {text}")
                 except BaseException:
                     writer.close()
@@ -149,7 +152,7 @@ async def _connect(engine: DockerEngine) -> tuple[asyncio.StreamReader, asyncio.
     if url.scheme not in ("tcp", "http", "https") or url.hostname is None:
         raise SandboxFault(f"{engine.url!r} is no address of a Docker engine: unix:///path or tcp://host:port")
     context: ssl.SSLContext | None = None
-    tls = _tls()
+    tls = _tls() if url.scheme != "http" else None
     if tls is not None:
         context = ssl.create_default_context(cafile=tls.ca_cert or None)
         if tls.cert:
@@ -158,7 +161,7 @@ async def _connect(engine: DockerEngine) -> tuple[asyncio.StreamReader, asyncio.
     return await asyncio.open_connection(url.hostname, port, ssl=context, limit=4 * CHUNK)
 
 
-def _tls():  # type: ignore[no-untyped-def]
+def _tls() -> Any:
     import docker
 
     return docker.utils.kwargs_from_env().get("tls") or None

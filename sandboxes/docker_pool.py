@@ -91,7 +91,6 @@ class DockerPool:
                 break
             except EngineGone:
                 place.back_at_s = time.monotonic() + RETRY_S
-        self._given.add(spare)
         if self._warm:
             self._task(self._fill(image))
         return spare
@@ -158,11 +157,15 @@ class DockerPool:
         sandbox = DockerSandbox(
             image, settings=self._settings, engine=place.engine, on_closed=lambda: self._give_back(place, sandbox)
         )
+        self._given.add(sandbox)
         try:
             await sandbox.start()
         except BaseException:
             await to_the_end(sandbox.close())
             raise
+        if self._closed:
+            await sandbox.close()
+            raise SandboxFault("this pool is closed")
         return sandbox
 
     def _give_back(self, place: Place, sandbox: DockerSandbox) -> None:
@@ -184,10 +187,8 @@ class DockerPool:
                     return
                 place.used += 1
                 sandbox = await self._start(place, image)
-                if self._closed:
-                    await sandbox.close()
-                else:
-                    place.spares.setdefault(image, deque()).append(sandbox)
+                self._given.discard(sandbox)
+                place.spares.setdefault(image, deque()).append(sandbox)
 
     def _task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
