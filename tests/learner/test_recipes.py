@@ -46,6 +46,8 @@ def refused(words: list[str], path: Path | None = None) -> str:
         ("learner.eps_low=-0.1", "eps_low"),
         ("learner.critic_updates=0", "critic"),
         ("learner.gamma=2", "gamma"),
+        ("engine.count=0", "engine.count"),
+        ("engine.restarts=-1", "engine.restarts"),
     ],
 )
 def test_bad_keys_and_impossible_values_are_named(word: str, named: str) -> None:
@@ -58,6 +60,7 @@ def test_bad_keys_and_impossible_values_are_named(word: str, named: str) -> None
         (["learner.algorithm=grpo", "learner.batch_size=20"], "no multiple of the 8 samples"),
         (["learner.algorithm=grpo", "learner.truncation=bootstrap"], "needs a critic"),
         (["learner.algorithm=grpo", "store.order=window"], "store.order 'window' works on single rollouts"),
+        (["engine.launch=vllm", "hardware.engine_gpus=2"], "engine.count 1 of hardware.gpus_per_engine 1 is not"),
     ],
 )
 def test_impossible_combinations_name_both_sides(words: list[str], named: str) -> None:
