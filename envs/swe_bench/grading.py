@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from envs.swe_bench.instance import Instance, InstanceError, patch_paths
 from envs.swe_bench.patches import PatchRefusal
 from envs.swe_bench.protected import CONFIGURATION, changes_how_tests_run, split_patch
-from envs.swe_bench.run_script import Command, TestRun, make_run, test_command
+from envs.swe_bench.run_script import Command, TestRun, command_of, make_run
 from envs.swe_bench.verdict import (
     Grade,
     Reason,
@@ -53,7 +53,7 @@ async def grade_patch(fresh: Workspace, patch: bytes, *, test_timeout_s: float =
             raise Refused(Reason.NO_PATCH, "nothing was changed")
         store, base = await fresh.pristine()
         base_files = {path.decode("utf-8", "surrogateescape") for path in base}
-        command = test_command(instance)
+        command = command_of(instance)
         sums = await _test_sums(fresh)
         split = split_patch(
             patch,
@@ -188,12 +188,15 @@ async def _read(fresh: Workspace, run: TestRun, result: RunResult, command: Comm
     if f"\n{run.nonce}:tests\n" in f"\n{output}":
         raise Refused(Reason.TESTS_NOT_RESTORED, "the instance's test files are not as they should be")
     log, status = between_markers(output, run.nonce)
-    if command.is_pytest:
-        try:
-            raw = await fresh.sandbox.get(f"{run.folder}/records")
-        except OSError:
+    try:
+        raw = await fresh.sandbox.get(f"{run.folder}/records")
+    except OSError:
+        if command.is_pytest:
             raise Refused(Reason.TESTS_INCOMPLETE, "pytest told nothing: it did not start") from None
-        outcomes = outcomes_of_records(read_records(raw, run.key), status, run.canaries)
+    else:
+        # Behind another command (a script, tox) the process's status is that command's.
+        known = status if command.is_pytest else None
+        outcomes = outcomes_of_records(read_records(raw, run.key), known, run.canaries)
         return statuses_of_outcomes(outcomes, fresh.instance)
     if result.omitted_bytes:
         raise Refused(Reason.OUTPUT_TOO_LONG, f"the tests printed more than {OUTPUT_BYTES >> 20} MiB")

@@ -121,6 +121,9 @@ def read_row(row: Mapping[str, Any], where: str) -> Instance:
     config = row.get("install_config")
     command = optional("test_command") or (str(config.get("test_cmd") or "") if isinstance(config, Mapping) else "")
     version = _first(row, "version")
+    eval_type = optional("eval_type") or "pass_and_fail"
+    if eval_type not in ("pass_and_fail", "fail_only"):
+        raise RowError(name, "eval_type", f"must be pass_and_fail or fail_only, not {eval_type!r}")
     return Instance(
         instance_id=text("instance_id"),
         repo=text("repo"),
@@ -134,7 +137,7 @@ def read_row(row: Mapping[str, Any], where: str) -> Instance:
         eval_script=optional("eval_script"),
         test_command=command,
         log_parser=optional("log_parser"),
-        eval_type=optional("eval_type", "pass_and_fail") or "pass_and_fail",
+        eval_type=eval_type,
         image=optional("image"),
         build=dict(build) if build is not None else None,
         workdir=workdir,
@@ -157,10 +160,10 @@ def load_instances(source: Source) -> dict[str, Instance]:
 def patch_paths(patch: str) -> tuple[str, ...]:
     """The files that a git patch touches (both names of a rename), in order, without `a/` and `b/`."""
     found: dict[str, None] = {}
-    in_header = False
+    is_git = in_header = False
     for line in patch.split("\n"):
         if line.startswith("diff --git "):
-            in_header = True
+            is_git = in_header = True
             both = line[len("diff --git ") :].rstrip("\r")
             # Without quotes and with equal names the line splits in the middle; otherwise the lines below name them.
             half = len(both) // 2
@@ -168,7 +171,7 @@ def patch_paths(patch: str) -> tuple[str, ...]:
                 found[both[2:half]] = None
         elif line.startswith("@@"):
             in_header = False
-        elif in_header or line.startswith(("--- a/", "+++ b/", '--- "a/', '+++ "b/')):
+        elif in_header or (not is_git and line.startswith(("--- ", "+++ "))):
             for prefix, skip in (("--- ", 2), ("+++ ", 2), ("rename from ", 0), ("rename to ", 0)):
                 if line.startswith(prefix):
                     path = _unquote(line[len(prefix) :].rstrip("\r").removesuffix("\t"))

@@ -51,6 +51,11 @@ class Command:
         """Whether it is one plain call of pytest, so that the results plugin can be asked instead of the output."""
         return _PYTEST.match(self.line) is not None and _SHELL.search(self.line) is None
 
+    @property
+    def calls_pytest(self) -> bool:
+        """Whether pytest runs once in it, behind another command perhaps: then the plugin is offered to it."""
+        return self.is_pytest or ("\n" not in self.line and len(re.findall(r"\bpy\.?test\b", self.line)) <= 1)
+
     def words(self) -> list[str]:
         """The words of the command; [] where it is more than a plain command."""
         try:
@@ -71,7 +76,7 @@ class TestRun:
     files: dict[str, bytes] = field(default_factory=dict)
 
 
-def test_command(instance: Instance) -> Command:
+def command_of(instance: Instance) -> Command:
     """The command of `instance`; raises `RowError` for an `eval_script` without SWE-bench's markers."""
     if instance.eval_script:
         lines = instance.eval_script.split("\n")
@@ -102,7 +107,7 @@ def make_run(
     folder = f"{scratch}/.{secrets.token_hex(8)}"
     line, files, canaries = command.line, dict[str, bytes](), None
     environment = ""
-    if command.is_pytest:
+    if command.calls_pytest:
         name = f"r{secrets.token_hex(6)}"
         files[f"{folder}/{name}.py"] = plugin.encode()
         files[f"{folder}/key"] = key
@@ -110,7 +115,7 @@ def make_run(
             f'export PYTHONPATH="{folder}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
             f'export PYTEST_ADDOPTS="-p {name} ${{PYTEST_ADDOPTS:-}}"\n'
         )
-        canary = _canary(instance, command, base_files)
+        canary = _canary(instance, command, base_files) if command.is_pytest else None
         if canary is not None:
             path, source, canaries = canary
             files[f"{instance.workdir}/{path}"] = source.encode()
