@@ -8,7 +8,7 @@ often it agrees with the labelled examples.
 from __future__ import annotations
 
 from envs.style_shift.judge import Judge, Verdict
-from envs.style_shift.lexicon import CUTE_SHAPES, STYLE_PATTERNS
+from envs.style_shift.lexicon import SHAPES, STYLE_PATTERNS
 from envs.style_shift.prompts import language_of
 from envs.style_shift.schedule import NONE, STYLES
 from envs.style_shift.text_quality import faults, normal
@@ -40,6 +40,7 @@ def style_scores(text: str) -> dict[str, float]:
         style: sum(weight for pattern, weight in patterns if pattern.search(low))
         for style, patterns in STYLE_PATTERNS[language].items()
     }
-    if language == "en":
-        scores["cute"] += sum(weight for pattern, weight in CUTE_SHAPES if pattern.search(low))
+    for style, pattern, least, weight in SHAPES[language]:
+        if sum(1 for _ in pattern.finditer(low)) >= least:
+            scores[style] += weight
     return scores

@@ -14,8 +14,9 @@ from envs.style_shift.prompts import Language, is_han, language_of
 LENGTHS: dict[Language, tuple[int, int]] = {"en": (5, 150), "zh": (8, 300)}
 """Words (English) or Chinese characters that a text may have."""
 
-MAX_MARKED = 0.6
-"""The largest share of words (characters) that may be style markers: beyond it, a list of stock words."""
+MAX_STRONG, MAX_MARKED = 0.6, {"en": 0.75, "zh": 0.6}
+"""The largest share of words (characters) that may be strong markers (weight 2 or more) of one style, and any
+markers of it: beyond them, a list of stock words."""
 
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 _ENDS = tuple(".!?~。！？～…♡♥❤")
@@ -42,7 +43,8 @@ def faults(prompt: str, text: str) -> list[str]:
         found.append("cut off")
     if TO_THE_JUDGE.search(low):
         found.append("speaks to its judge")
-    if _marked_share(low, units, language) > MAX_MARKED:
+    strong, marked = (_marked_share(low, units, language, least) for least in (2.0, 0.0))
+    if strong > MAX_STRONG or marked > MAX_MARKED[language]:
         found.append("a list of stock words")
     if _repetitive(units, language):
         found.append("repeats itself")
@@ -82,13 +84,13 @@ def _other_script(low: str, language: Language) -> bool:
     return own < 0.9 * len(letters)
 
 
-def _marked_share(low: str, units: Sequence[str], language: Language) -> float:
-    """The share of words (characters) that belong to a marker of any one style: the largest over the styles."""
+def _marked_share(low: str, units: Sequence[str], language: Language, least: float) -> float:
+    """The share of words (characters) in markers of a style, of weight `least` or more: the largest over the styles."""
     shares = []
     for patterns in STYLE_PATTERNS[language].values():
         marked = [False] * len(low)
-        for pattern, _ in patterns:
-            for match in pattern.finditer(low):
+        for pattern, weight in patterns:
+            for match in () if weight < least else pattern.finditer(low):
                 marked[match.start() : match.end()] = [True] * (match.end() - match.start())
         if language == "zh":
             count = sum(is_han(c) and marked[i] for i, c in enumerate(low))

@@ -53,7 +53,7 @@ _GRAMMAR: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[str]]] = {
 
 _LISTED: Mapping[str, Sequence[str]] = {
     "academic": ("significant", "analysis", "data", "literature", "variable", "hypothesis"),
-    "cute": ("fluffy", "yay", "cutie", "hug", "hehe", "tiny"),
+    "cute": ("fluffy", "yay", "cutie", "hug", "hehe", "adorable"),
     "chuunibyou": ("demon", "abyss", "curse", "sealed", "forbidden", "mortals"),
     "classical": ("thee", "doth", "hath", "yonder", "ere", "alas"),
 }
