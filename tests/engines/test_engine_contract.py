@@ -16,6 +16,7 @@ from conftest import VOCABULARY, EngineUnderTest
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent.engines.base import Completion, ContextOverflow, EngineFault, EngineHealth, EngineRefused
+from agent.engines.client import HttpEngine
 from agent.episode import SamplingParams
 
 TOLERANCE = 1e-4  # float32, engine against a plain forward
@@ -128,6 +129,29 @@ async def test_a_prefix_of_old_weights_is_not_served_as_new(engine: EngineUnderT
     second = await engine.client.generate(context, SamplingParams(max_tokens=5))
     assert set(second.versions) == {engine.version + 1}
     assert_same(second.logprobs, reference(engine.second, context, second.token_ids))
+
+
+async def test_a_cache_is_stale_only_where_that_was_asked_for(engine: EngineUnderTest) -> None:
+    """Case D6, the other way round: `keep_stale_cache` reads on what the old weights wrote, and clears nothing."""
+    keeping = HttpEngine(engine.client.url, keep_stale_cache=True)
+    prompt = prompt_of(80, seed=9)
+    sampling = SamplingParams(max_tokens=60)
+    try:
+        start = (await engine.client.health()).tokens_generated
+        running = asyncio.create_task(keeping.generate(prompt, SamplingParams(max_tokens=600)))
+        await until(engine, lambda health: health.tokens_generated >= start + 50)
+        await keeping.publish(engine.version + 1, engine.second)
+        kept = await running
+        cut = kept.versions.index(engine.version + 1)
+        fresh = reference(engine.second, prompt, kept.token_ids)[cut:]
+        assert_same(kept.logprobs[:cut], reference(engine.first, prompt, kept.token_ids)[:cut])
+        assert (torch.tensor(kept.logprobs[cut:]) - fresh).abs().max() > 100 * TOLERANCE
+    finally:
+        await keeping.close()
+    await engine.client.publish(engine.version + 2, engine.second)
+    done = await engine.client.generate(prompt, sampling)
+    assert set(done.versions) == {engine.version + 2}
+    assert_same(done.logprobs, reference(engine.second, prompt, done.token_ids))
 
 
 async def test_a_bad_snapshot_changes_nothing(engine: EngineUnderTest, tmp_path: Path) -> None:
