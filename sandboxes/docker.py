@@ -67,13 +67,16 @@ dash cannot ignore that signal, so coreutils or bash do it; where neither is (bu
 """
 KILL_S = 10.0
 DRAIN_S = 5.0
+REMOVE_S = 150.0
 ENDING_S = 30.0
 MARK = "SAO_RUN"
 OVER_MEMORY = "[killed: over the memory limit]"
 
 # The script travels in a variable of the environment, so that a list of processes shows one short line of it.
 SHELL = ["sh", "-c", 'eval "$SAO_SCRIPT"', "sh"]
-# $1 what to kill at the end: all | mine | none; $2 working folder or ""; $3 CPU seconds or ""; then the command.
+# $1 what to kill at the end: all | mine | none; $2 working folder or ""; $3 CPU seconds or ""; $4 guard or ""; then the
+# command. With a guard, the exec's input is not the command's: when it ends, or a line comes, a process that is there
+# already kills the run. A new exec would wait long for its turn, or in vain, where a fork bomb goes off.
 WRAPPER = r"""
 count() {
   for f in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
@@ -81,15 +84,23 @@ count() {
     while read -r key value; do if [ "$key" = oom_kill ]; then killed=$value; fi; done <"$f"
   done
 }
-unset SAO_SCRIPT; mode=$1 folder=$2 cpu=$3; shift 3
+unset SAO_SCRIPT; mode=$1 folder=$2 cpu=$3 guard=$4; shift 4
+end() {
+  case $mode in
+    all) kill -9 -1 2>/dev/null;;
+    *) sweep "$SAO_RUN";;
+  esac
+}
+if [ -n "$guard" ]; then
+  exec 3<&0 </dev/null
+  ( read -r line <&3; end ) >/dev/null 2>&1 & guard=$!
+  exec 3<&-
+fi
 killed=0; count; before=$killed
 if [ -n "$folder" ]; then cd -- "$folder" || exit 126; fi
 ( if [ -n "$cpu" ]; then ulimit -t "$cpu"; fi; exec "$@" ); code=$?
 count
-case $mode in
-  all) kill -9 -1 2>/dev/null;;
-  mine) sweep "$SAO_RUN";;
-esac
+if [ "$mode" != none ]; then end; elif [ -n "$guard" ]; then kill -9 "$guard"; fi
 if [ "$killed" != "$before" ]; then echo "[killed: over the memory limit]" >&2; fi
 exit $code
 """
@@ -225,7 +236,7 @@ class DockerSandbox:
             nano_cpus=int(settings.cpus * 1e9),
             cap_drop=["ALL"],
             cap_add=list(settings.capabilities),
-            security_opt=["no-new-privileges:true"],
+            security_opt=["no-new-privileges"],
             auto_remove=True,
             runtime=settings.runtime or None,
             ulimits=[docker.types.Ulimit(name="core", soft=0, hard=0)],
@@ -252,7 +263,7 @@ class DockerSandbox:
 
     async def _remove(self) -> None:
         with contextlib.suppress(ContainerGone):
-            await self.engine.call(docker_files.remove, self.engine, self._name)
+            await self.engine.call(docker_files.remove, self.engine, self._name, timeout_s=REMOVE_S)
 
     async def close(self) -> None:
         """Remove the container and all in it. Any state, any number of times; an engine that is away is only logged."""
@@ -290,7 +301,7 @@ class DockerSandbox:
         """Run one command to its end and return how it ended.
 
         Nothing that it started is left then, nor when it is killed at `limits.wall_clock_s` (`timed_out`) or this call
-        is cancelled; `background=True` keeps, at a normal end, what it left running, until a run without it ends.
+        is cancelled. `background=True` keeps, at a normal end, what it left running, until a run without it ends.
         Exit codes are the shell's: 127 not found, 126 not executable or no such `cwd`, 128+n killed by signal n. A kill
         by the memory limit is told in the last line of `stderr`. Memory and processes are limited for the container as
         a whole (`DockerSettings`). Raises `SandboxFault` if container or engine fail, ValueError for an empty command
@@ -305,7 +316,8 @@ class DockerSandbox:
             mode = "none" if background else "mine" if self._processes else "all"
             stdout, stderr = CappedText(chosen.output_bytes), CappedText(chosen.output_bytes)
             cpu = str(math.ceil(chosen.cpu_s)) if chosen.cpu_s else ""
-            exec_id = await self._exec(WRAPPER, [mode, cwd or "", cpu, *argv], mark, user, env, stdin=bool(stdin))
+            guard = "" if stdin else "guard"
+            exec_id = await self._exec(WRAPPER, [mode, cwd or "", cpu, guard, *argv], mark, user, env, stdin=True)
             stream: ExecStream | None = None
             code: int | None = None
             try:
@@ -313,13 +325,18 @@ class DockerSandbox:
                 timed_out = not await _pump(stream, stdin, (stdout, stderr), chosen.wall_clock_s)
                 if not timed_out:
                     code = await self._exit_code(exec_id, stdout)
+                if timed_out and guard:
+                    await stream.write(b"end\n")
+                    await _pump(stream, b"", (stdout, stderr), DRAIN_S)
                 # 137 may be the wrapper itself, killed by the command; then its cleaning has not happened.
                 if code is None or code == 137:
-                    await to_the_end(self._kill(mark, user))
+                    await to_the_end(self._kill(mark, user, selective=background))
                     await _pump(stream, b"", (stdout, stderr), DRAIN_S)
             except (asyncio.CancelledError, EngineGone):
+                if stream is not None:
+                    stream.close()  # which wakes the guard
                 with contextlib.suppress(SandboxFault):
-                    await to_the_end(self._kill(mark, user))
+                    await to_the_end(self._kill(mark, user, selective=background))
                 raise
             finally:
                 if stream is not None:
@@ -341,7 +358,7 @@ class DockerSandbox:
         async with self._lock:
             self._require_running()
             mark, user = secrets.token_hex(8), user or self._user
-            exec_id = await self._exec(WRAPPER, ["mine", cwd or "", "", *argv], mark, user, env, stdin=True)
+            exec_id = await self._exec(WRAPPER, ["mine", cwd or "", "", "", *argv], mark, user, env, stdin=True)
             process = DockerProcess(await self._attach(exec_id), exec_id, mark, user)
             self._processes[mark] = process
             return process
@@ -351,7 +368,7 @@ class DockerSandbox:
         async with self._lock:
             if self._processes.pop(process.mark, None) is not None:
                 try:
-                    await to_the_end(self._kill(process.mark, process.user))
+                    await to_the_end(self._kill(process.mark, process.user, selective=True))
                 finally:
                     process.stream.close()
 
@@ -416,9 +433,9 @@ class DockerSandbox:
             raise SandboxFault(f"the Docker engine at {self.engine.url} could not start a command: {said.text()}")
         return int(about["ExitCode"])
 
-    async def _kill(self, mark: str, user: str) -> None:
+    async def _kill(self, mark: str, user: str, *, selective: bool) -> None:
         """End what a run left; raises `ContainerGone` if the container has gone. Has its own time limits."""
-        what = mark if self._processes else "all"
+        what = mark if selective or self._processes else "all"
         for _ in range(3):
             try:
                 async with asyncio.timeout(KILL_S):
@@ -427,9 +444,11 @@ class DockerSandbox:
             except TimeoutError:
                 continue
         else:
-            # The container has no room for one more process: stop it as a whole, its files stay.
-            await self._call(lambda: self.engine.client.api.restart(self.id, timeout=0))
-            self._processes.clear()
+            self._state = "lost"
+            await self._remove()
+            raise SandboxFault(
+                f"the processes of a run in container {self._name} could not be ended, so it was removed"
+            )
 
     async def _kill_once(self, what: str, user: str) -> bool:
         exec_id = await self._exec(KILLER, [what], "killer", user, None, stdin=False)

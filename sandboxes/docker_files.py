@@ -126,7 +126,7 @@ def get_file(client: Any, container: str, path: str) -> bytes:
     raise os_error(errno.ELOOP, asked)
 
 
-def remove(engine: DockerEngine, container: str, patience_s: float = 20.0) -> None:
+def remove(engine: DockerEngine, container: str, patience_s: float = 120.0) -> None:
     """Remove a container with its volumes and wait until it is gone; one that is not there is no error."""
     import docker
 

@@ -171,7 +171,7 @@ async def test_the_container_is_closed_in(sandbox: DockerSandbox) -> None:
     assert config["NanoCpus"] == 10**9
     assert config["CapDrop"] == ["ALL"]
     assert sorted(config["CapAdd"]) == ["CHOWN", "DAC_OVERRIDE", "FOWNER"]
-    assert config["SecurityOpt"] == ["no-new-privileges:true"]
+    assert config["SecurityOpt"] == ["no-new-privileges"]
     assert config["AutoRemove"] is True
     assert not config["Privileged"]
     assert not config["Binds"]
