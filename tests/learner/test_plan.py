@@ -101,7 +101,7 @@ def test_full_scale_recipes_hold_the_papers_numbers(path: Path) -> None:
         (["model.architecture=gpt9"], "model.architecture: there is no 'gpt9'"),
         (["model.architecture=null"], "model.architecture: there is no config.json"),
         (["hardware.engine_gpus=3", "hardware.gpus_per_engine=2"], "no multiple of gpus_per_engine"),
-        (["hardware.gpus_per_engine=8", "hardware.memory_gib=3"], "for an engine"),
+        (["hardware.gpus_per_engine=8", "engine.count=1", "hardware.memory_gib=3"], "for an engine"),
     ],
 )
 def test_a_recipe_that_cannot_run_is_exit_code_1_and_one_paragraph(
