@@ -19,3 +19,13 @@ def own_temporary_folder() -> Iterator[None]:
         os.chmod(folder, 0o711)
         yield
         tempfile.tempdir = before
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests marked `slow` out unless `-m` asks for them; an `-m` for something else does not."""
+    if "slow" in (config.option.markexpr or ""):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
