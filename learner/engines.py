@@ -301,7 +301,7 @@ def _launcher(recipe: Recipe, index: int, log_file: Path) -> Launch:
             version=version,
             port=port,
             **shared,
-            dtype=recipe.model.dtype,
+            dtype=recipe.model.computes_in,
             eager=section.vllm_eager,
             environment=section.vllm_environment,
             options=(*tensor_parallel, *section.vllm_options),
