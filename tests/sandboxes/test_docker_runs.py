@@ -198,6 +198,9 @@ async def test_background_processes_stay_if_asked_to(sandbox: DockerSandbox) -> 
     assert (await sandbox.run(["sh", "-c", serve], limits=LONG, background=True)).stdout == "started\n"
     assert any("sleep 400" in line for line in await processes(sandbox))
     await sandbox.put("/tmp/new/folder/file", b"")
+    late = await sandbox.run(["python3", "-c", HIDING, "500"], limits=SOON, background=True)
+    assert late.timed_out
+    assert not any("sleep 500" in line for line in await processes(sandbox))
     assert any("sleep 400" in line for line in await processes(sandbox))
     await sandbox.run(["true"], limits=LONG)
     assert await only_the_init(sandbox)

@@ -67,15 +67,26 @@ def test_reasons() -> None:
 
 STARTER = """
 import asyncio, sys
+from sandboxes.base import Limits
 from sandboxes.docker import DockerSandbox, DockerSettings
 async def main():
     settings = DockerSettings(memory_bytes=2**28, project=sys.argv[1])
     sandbox = DockerSandbox(sys.argv[2], settings=settings)
     await sandbox.start()
     print(sandbox.id, flush=True)
-    await asyncio.sleep(600)
+    await sandbox.run(["sleep", "543"], limits=Limits(wall_clock_s=600))
 asyncio.run(main())
 """
+
+
+async def lines_of(engine: DockerEngine, container: str, line: str, *, there: bool) -> None:
+    """Wait until a process with this command line is there, or is not."""
+    async with asyncio.timeout(60):
+        while True:
+            top = await engine.call(lambda: engine.client.api.top(container, "-o pid,args"))
+            if (line in [" ".join(row[1:]) for row in top["Processes"]]) == there:
+                return
+            await asyncio.sleep(0.1)
 
 
 @pytest.mark.docker
@@ -91,8 +102,11 @@ async def test_the_sweeper_takes_what_a_killed_process_left_and_nothing_of_the_l
     left = (await asyncio.wait_for(child.stdout.readline(), 60)).decode().strip()
     async with DockerSandbox(docker_image, settings=small, engine=docker_engine) as ours:
         assert await sweep(docker_engine, project=small.project) == []
+        await lines_of(docker_engine, left, "sleep 543", there=True)
         child.kill()
         await child.communicate()
+        # The command ends with its caller, at once; the container waits for the sweeper.
+        await lines_of(docker_engine, left, "sleep 543", there=False)
         api = docker_engine.client.api
         labels = {LABEL_PROJECT: small.project, LABEL_OWNER: owner(), LABEL_EXPIRES: str(time.time() - 1)}
         created = (await asyncio.to_thread(api.create_container, docker_image, "true", labels=labels))["Id"]
