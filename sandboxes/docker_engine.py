@@ -125,7 +125,7 @@ class DockerEngine:
 
     @property
     def client(self) -> Any:
-        """The SDK's `docker.DockerClient`; its methods block, so hand them to `call`."""
+        """The SDK's `docker.DockerClient`, connected at first use. It blocks: use it in functions given to `call`."""
         if self._client is None:
             try:
                 import docker
@@ -139,7 +139,7 @@ class DockerEngine:
             try:
                 tls = docker.utils.kwargs_from_env().get("tls") if self.url.startswith("tcp://") else None
                 self._client = docker.DockerClient(
-                    base_url=self.url, version="1.41", timeout=CALL_S, tls=tls or False, max_pool_size=self._workers
+                    base_url=self.url, timeout=CALL_S, tls=tls or False, max_pool_size=self._workers
                 )
             except docker.errors.DockerException as error:
                 raise EngineGone(f"no Docker engine can be reached at {self.url}: {error}; {GET_ENGINE}") from error
@@ -195,6 +195,11 @@ def _guarded(engine: DockerEngine, function: Callable[..., T], args: tuple[Any, 
         return function(*args, **kwargs)
     except (docker.errors.DockerException, requests.RequestException) as error:
         raise fault(engine.url, error) from error
+
+
+def says_gone(text: str) -> bool:
+    """Whether an answer of the engine means that the container has ended."""
+    return any(sign in text for sign in ("No such container", "No such exec", "is not running", "is dead", "is paused"))
 
 
 def fault(url: str, error: Exception) -> SandboxFault:

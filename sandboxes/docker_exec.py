@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sandboxes.base import SandboxFault
-from sandboxes.docker_engine import GET_ENGINE, ContainerGone, DockerEngine, EngineGone
+from sandboxes.docker_engine import GET_ENGINE, ContainerGone, DockerEngine, EngineGone, says_gone
 
 CONNECT_S = 20.0
 CHUNK = 1 << 16
@@ -92,7 +92,7 @@ class ExecStream:
                 try:
                     body = json.dumps({"Detach": False, "Tty": False}).encode()
                     writer.write(
-                        f"POST /v1.41/exec/{exec_id}/start HTTP/1.1\r\nHost: docker\r\n"
+                        f"POST /v{engine.client.api.api_version}/exec/{exec_id}/start HTTP/1.1\r\nHost: docker\r\n"
                         "Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Type: application/json\r\n"
                         f"Content-Length: {len(body)}\r\n\r\n".encode()
                         + body
@@ -102,7 +102,7 @@ class ExecStream:
                     status = int(head.split(" ", 2)[1])
                     if status not in (101, 200):
                         text = (await reader.read(4096)).decode("utf-8", "replace")
-                        if status in (404, 409):
+                        if status in (404, 409) or says_gone(text):
                             raise ContainerGone(f"the container is gone: {text}")
                         raise SandboxFault(f"the Docker engine at {engine.url} did not start the command: {text}")
                 except BaseException:

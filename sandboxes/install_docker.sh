@@ -65,8 +65,11 @@ if ! command -v dockerd >/dev/null; then
     apt-get -o DPkg::Lock::Timeout=300 update -qq >"$log" 2>&1
     # The command is a package of its own in newer releases.
     client=$(apt-cache show docker-cli >/dev/null 2>&1 && echo docker-cli || true)
+    # Where the kernel enforces AppArmor, the engine must be able to load its profile.
+    profiles=$(grep -qs Y /sys/module/apparmor/parameters/enabled && echo apparmor || true)
     # shellcheck disable=SC2086
-    apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends docker.io $client iptables >>"$log" 2>&1
+    apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends docker.io $client $profiles iptables \
+      >>"$log" 2>&1
   do
     try=$((try + 1))
     [ "$try" -lt 3 ] || { tail -n 20 "$log" >&2; fail "docker.io could not be installed; its log: $log"; }
@@ -76,13 +79,14 @@ fi
 
 if [ -d /run/systemd/system ]; then
   say "starting docker with systemctl"
-  systemctl start docker
+  systemctl start docker || fail "systemctl start docker failed; see journalctl -u docker"
 else
   say "starting dockerd (no init system runs here); its log: $log"
   # A pid file of an engine that is dead (an old boot of this disk) would stop the new one.
   if [ -f /var/run/docker.pid ] && ! kill -0 "$(cat /var/run/docker.pid)" 2>/dev/null; then
     rm -f /var/run/docker.pid /var/run/docker/containerd/containerd.pid
   fi
+  [ -n "$(ls /sys/fs/cgroup)" ] || mount -t cgroup2 none /sys/fs/cgroup
   # Sandboxes have no network, so the engine needs none of the machine's: no bridge, no firewall rules, no forwarding.
   setsid nohup dockerd --host "$host" --bridge=none --iptables=false --ip6tables=false --ip-forward=false \
     --ip-masq=false --log-level=warn >>"$log" 2>&1 </dev/null &

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import random
 import shutil
 import socket
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
@@ -24,6 +26,7 @@ from sandboxes.docker_engine import ContainerGone, DiskFull, DockerEngine, Engin
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker")]
 
 LONG = Limits(wall_clock_s=60)
+ROOT = Path(__file__).parents[2]
 TINY = "sao-test-tiny:latest"
 
 
@@ -35,6 +38,20 @@ async def test_an_engine_that_is_not_there_says_how_to_get_one(tmp_path: Path) -
             await sandbox.start()
         await sandbox.close()
         await engine.close()
+
+
+def test_a_missing_package_is_named() -> None:
+    code = """if True:
+        import asyncio, sys
+        sys.modules["docker"] = None
+        from sandboxes.docker import DockerSandbox, SandboxFault
+        try:
+            asyncio.run(DockerSandbox("x").start())
+        except SandboxFault as fault:
+            print(fault)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "pip install 'sao-agents[docker]'" in done.stdout
 
 
 async def test_an_engine_over_ssh_says_what_to_do_instead() -> None:
@@ -133,6 +150,43 @@ async def test_a_container_killed_between_runs_is_a_fault(
                     "get": lambda box: box.get("/etc/passwd"),
                     "open": lambda box: box.open(["sh"]),
                 }[use](sandbox)
+
+
+async def test_containers_killed_at_random_are_all_told_as_faults_and_none_is_left(
+    docker_image: str, docker_engine: DockerEngine, small: DockerSettings
+) -> None:
+    """Case C: 24 episodes, 6 at once, half of them killed at some moment; the rest come to their end."""
+    chance = random.Random(7)
+    places = asyncio.Semaphore(6)
+
+    async def episode(delay_s: float | None) -> str:
+        sandbox = DockerSandbox(docker_image, settings=small, engine=docker_engine)
+
+        async def kill(delay_s: float) -> None:
+            await asyncio.sleep(delay_s)
+            await docker_engine.call(lambda: docker_engine.client.api.kill(sandbox.id))
+
+        async with places:
+            killing = None
+            try:
+                await sandbox.start()
+                killing = asyncio.create_task(kill(delay_s)) if delay_s is not None else None
+                for turn in range(30 if killing else 3):
+                    result = await sandbox.run(["sh", "-c", f"sleep 0.2; echo {turn}"], limits=LONG)
+                    assert (result.exit_code, result.stdout) == (0, f"{turn}\n")
+                    await sandbox.put("/work/file", b"x" * 1000)
+                    assert await sandbox.get("/work/file") == b"x" * 1000
+                return "ended"
+            except SandboxFault:
+                return "fault"
+            finally:
+                await sandbox.close()
+                if killing is not None:
+                    await killing
+
+    delays = [chance.uniform(0.0, 2.0) if number % 2 else None for number in range(24)]
+    endings = await asyncio.gather(*(episode(delay_s) for delay_s in delays))
+    assert endings == ["ended" if delay_s is None else "fault" for delay_s in delays]
 
 
 async def test_the_time_to_live_ends_and_removes_the_container(
