@@ -14,7 +14,7 @@ if [ -z "$PYTHON312" ] || ! "$PYTHON312" -c 'import sys; sys.exit(sys.version_in
   exit 1
 fi
 "$PYTHON312" -m venv "$ENV"
-# Every version is pinned, so nothing has to be searched for: that takes pip minutes here.
+# Every version is pinned: without that, pip searches for minutes.
 pip install --constraint "$ROOT/constraints-openhands.txt" --editable "$ROOT[openhands-ai,swe-bench]" \
   pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
 if pip show torch >/dev/null 2>&1; then
