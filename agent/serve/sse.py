@@ -42,13 +42,15 @@ class EventWriter:
 
     async def end(self) -> None:
         """The last line of a chat stream."""
-        await self._write(b"data: [DONE]\n\n")
-        await self.response.write_eof()
+        await self._write(b"data: [DONE]\n\n", last=True)
 
-    async def _write(self, data: bytes) -> None:
+    async def _write(self, data: bytes, *, last: bool = False) -> None:
         try:
             async with asyncio.timeout(self._write_s):
                 await self.response.write(data)
+                await self._request.writer.drain()  # write() alone waits for nobody before 64 KiB
+                if last:
+                    await self.response.write_eof()
         except TimeoutError as error:
             if self._request.transport is not None:
                 self._request.transport.abort()
