@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,12 +24,12 @@ from agent.serve.journal import Journal
 from agent.serve.learner_child import LearnerState
 from agent.serve.limits import Keys, RateLimit, caller_of
 from agent.serve.metrics_page import Metrics
+from agent.serve.page import Page
+from agent.serve.samples import Samples
 from agent.serve.versions import Versions
 from agent.store.client import StoreClient
 from agent.store.protocol import StoreFault
 from agent.store.worker import LedgerThread
-
-STATIC = Path(__file__).parent / "static"
 
 
 class _VersionRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,6 +54,7 @@ class Parts:
     metrics: Metrics
     learner: Callable[[], LearnerState]
     engine_fault: Callable[[], str]
+    samples: Samples = field(default_factory=Samples)
     started_at: float = field(default_factory=time.time)
 
 
@@ -88,8 +88,7 @@ class PublicApi:
                 web.get("/metrics", self._metrics),
             ]
         )
-        if (STATIC / "index.html").is_file():
-            app.add_routes([web.get("/", self._page), web.static("/static", STATIC)])
+        app.add_routes(Page().routes())
         app.on_shutdown.append(self._shutdown)
         return app
 
@@ -105,9 +104,6 @@ class PublicApi:
         name = route.canonical if route is not None else "unknown"
         self._parts.metrics.requests.labels(name, str(response.status)).inc()
         return response
-
-    async def _page(self, _: web.Request) -> web.FileResponse:
-        return web.FileResponse(STATIC / "index.html")
 
     async def _models(self, request: web.Request) -> web.Response:
         self._parts.keys.caller(request)
@@ -233,6 +229,7 @@ class PublicApi:
         parts = self._parts
         parts.keys.caller(request)
         hello = {"model": parts.recipe.model_name, **self.figures(), **await parts.versions.listing()}
+        hello["samples"] = parts.samples.rows
         return await parts.hub.serve(request, hello, write_s=parts.recipe.serve.write_s)
 
     def figures(self) -> dict[str, Any]:

@@ -87,6 +87,7 @@ class Figures:
         self._rewards: deque[float] = deque(maxlen=_WINDOW)
         self._styles: deque[str] = deque(maxlen=_WINDOW)
         self._episodes: deque[float] = deque(maxlen=10_000)
+        self._phase: str | None = None
 
     def served(self, tokens: int) -> None:
         """A response has been served."""
@@ -94,11 +95,15 @@ class Figures:
         self.tokens += tokens
 
     def judged(self, reward: float, metadata: dict[str, Any]) -> None:
-        """Feedback has been accepted; `metadata.style` counts for the share of styles."""
+        """Feedback has been accepted. `metadata.style` counts for the share of styles; `metadata.target`
+        (or `phase`), text or a number, names the phase that holds from now on."""
         self.feedback += 1
         self._rewards.append(reward)
         if isinstance(style := metadata.get("style"), str):
             self._styles.append(style[:40])
+        phase = metadata.get("target", metadata.get("phase"))
+        if isinstance(phase, str | int):
+            self._phase = str(phase)[:40]
 
     def finished(self) -> None:
         """An episode has had its final feedback."""
@@ -114,5 +119,6 @@ class Figures:
             "tokens": self.tokens,
             "reward_mean": sum(self._rewards) / len(self._rewards) if self._rewards else None,
             "style_share": {style: n / len(self._styles) for style, n in counts.most_common(8)},
+            "phase": self._phase,
             "episodes_per_minute": sum(at >= since for at in self._episodes),
         }

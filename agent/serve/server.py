@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from agent.serve.learner_child import LearnerChild, LearnerState, learner_comman
 from agent.serve.limits import Keys
 from agent.serve.metrics_page import Metrics
 from agent.serve.processes import start_engine, start_store
+from agent.serve.samples import sample_of
 from agent.serve.versions import Version, Versions
 from agent.store.client import StoreClient
 from agent.store.protocol import StoreFault
@@ -185,7 +187,9 @@ class Server:
             figures = {**api.figures(), "store": store, "learner_metrics": learner}
             with contextlib.suppress(StoreFault, TimeoutError):
                 figures["conversations"] = await parts.thread.run(parts.journal.statuses)
-            parts.hub.publish("status", figures, keep=False)
+            sample = sample_of(time.time(), figures)
+            parts.samples.add(sample)
+            parts.hub.publish("status", {**figures, "sample": sample}, keep=False)
             await asyncio.sleep(_STATUS_S)
 
 

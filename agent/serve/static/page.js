@@ -1,0 +1,147 @@
+// Puts the page together: the key, the stream of figures with its reconnection, tiles and charts.
+
+import { ApiError, call, events, key } from "./api.js";
+import { Charts } from "./charts.js";
+import { startChat } from "./chat.js";
+
+const MOST_POINTS = 1200;
+const FIRST_RETRY_MS = 500;
+const LONGEST_RETRY_MS = 15000;
+const SILENCE_MS = 20000; // the server says something every second
+const LONG_CONTEXT = 1024;
+
+const $ = (id) => document.getElementById(id);
+const charts = new Charts();
+let model = "";
+let points = [];
+let wakeUp = () => {};
+
+const show = (id, value, digits) => {
+  $(id).textContent = value === null || value === undefined ? "–" : digits === undefined ? value : value.toFixed(digits);
+};
+const percent = (share) => (share === null || share === undefined ? null : `${Math.round(100 * share)} %`);
+
+function showFigures(data) {
+  if ("reward_mean" in data) {
+    show("reward", data.reward_mean, 2);
+    show("episodes", data.episodes_per_minute);
+    $("reward-note").textContent = `last ${Math.min(data.feedback, 128)} of ${data.feedback} verdicts`;
+    const styles = Object.entries(data.style_share);
+    const first = data.phase in data.style_share ? [data.phase, data.style_share[data.phase]] : styles[0];
+    show("style", first ? percent(first[1]) : null);
+    if (first) $("style-note").textContent = data.phase === first[0] ? `${first[0]}, preferred now` : first[0];
+  }
+  if (["hello", "status", "version"].includes(data.kind)) show("version", data.version);
+  if (data.pinned !== undefined) $("version-note").textContent = data.pinned ? "pinned" : "served now";
+  if (data.store) show("queue", data.store.ready);
+  if (typeof data.learner === "string") show("learner", data.learner);
+  const metrics = data.learner_metrics ?? (data.kind === "learner" ? data : null);
+  if (metrics) {
+    show("lag", metrics["lag/mean"], 2);
+    show("gated", percent(metrics["gate/share"]));
+    $("learner-note").textContent = metrics.step === undefined ? "" : `step ${metrics.step}`;
+  }
+}
+
+function addPoint(point) {
+  points.push(point);
+  if (points.length > MOST_POINTS) points = points.filter((_, i) => i % 2 === 0);
+  charts.draw(points);
+}
+
+const HANDLERS = {
+  hello(data) {
+    model = data.model;
+    $("model").textContent = data.model;
+    points = data.samples;
+    charts.draw(points);
+  },
+  status(data) {
+    addPoint(data.sample);
+  },
+};
+
+async function follow() {
+  const stop = new AbortController();
+  let timer = 0;
+  const alive = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => stop.abort(), SILENCE_MS);
+  };
+  alive();
+  try {
+    const response = await call("/v1/events", { signal: stop.signal });
+    for await (const { kind, data } of events(response)) {
+      alive();
+      const parsed = JSON.parse(data);
+      HANDLERS[kind]?.(parsed);
+      showFigures({ ...parsed, kind });
+      if (kind === "hello") state("live", "good");
+    }
+  } finally {
+    clearTimeout(timer);
+    stop.abort();
+  }
+}
+
+function state(text, tone) {
+  if ($("state").textContent === text) return;
+  $("state").textContent = text;
+  $("state").className = `pill ${tone}`;
+}
+
+async function stayConnected() {
+  let wait = FIRST_RETRY_MS;
+  for (;;) {
+    const began = Date.now();
+    try {
+      await follow();
+      state("reconnecting", "bad");
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 401) {
+        askForKey(key.get() ? "The server does not know this key." : "");
+        await new Promise((resolve) => (wakeUp = resolve));
+        continue;
+      }
+      state("reconnecting", "bad");
+    }
+    if (Date.now() - began > 2 * SILENCE_MS) wait = FIRST_RETRY_MS;
+    await new Promise((resolve) => setTimeout(resolve, wait));
+    wait = Math.min(2 * wait, LONGEST_RETRY_MS);
+  }
+}
+
+function askForKey(why) {
+  state("key needed", "bad");
+  $("key-form").hidden = false;
+  $("key-error").textContent = why;
+  $("key").focus();
+}
+
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key.set($("key").value.trim());
+  $("key").value = "";
+  $("key-form").hidden = true;
+  $("message").focus();
+  chooseMode();
+  wakeUp();
+});
+
+/** A model with a short context, as the tiny ones, is asked one message at a time unless somebody wants otherwise. */
+async function chooseMode() {
+  try {
+    const { data } = await (await call("/v1/models")).json();
+    $("alone").checked = data[0].max_model_len < LONG_CONTEXT;
+  } catch {
+    // The stream of figures says what is wrong.
+  }
+}
+
+startChat({ modelName: () => model, onUnauthorized: () => askForKey("The server does not know this key.") });
+charts.load().catch((error) => {
+  $("charts-error").textContent = error.message;
+  $("charts").hidden = true;
+});
+chooseMode();
+stayConnected();
