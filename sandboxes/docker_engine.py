@@ -220,11 +220,6 @@ def fault(url: str, error: Exception) -> SandboxFault:
             f"the Docker engine at {url} has no such image: {text}. Pull it (docker pull IMAGE) or build it "
             "(`make sandboxes` builds the demo base image)"
         )
-    if (
-        "No such container" in text
-        or "No such exec" in text
-        or "is not running" in text
-        or "is not running" in str(error)
-    ):
+    if says_gone(text) or says_gone(str(error)):
         return ContainerGone(f"the container is gone: {text}")
     return SandboxFault(f"the Docker engine at {url} refused: {text}")
