@@ -183,6 +183,7 @@ class DockerSandbox:
         self.engine = engine or DockerEngine()
         self._name = f"sao-{secrets.token_hex(8)}"
         self._state = "new"
+        self._made = False
         self._user = ""
         self._processes: dict[str, DockerProcess] = {}
         self._lock = asyncio.Lock()
@@ -215,12 +216,13 @@ class DockerSandbox:
                 self._state = "running"
             except BaseException:
                 self._state = "failed"
-                await to_the_end(self._remove())
+                await self._remove_or_log()
                 raise
 
     async def _make(self) -> None:
         image = await self.engine.call(lambda: self.engine.client.api.inspect_image(self.image))
         self._user = self.settings.user or (image.get("Config") or {}).get("User") or "0"
+        self._made = True
         self.id = await self.engine.call(self._create)
         await self.engine.call(lambda: self.engine.client.api.start(self.id))
 
@@ -265,20 +267,25 @@ class DockerSandbox:
         with contextlib.suppress(ContainerGone):
             await self.engine.call(docker_files.remove, self.engine, self._name, timeout_s=REMOVE_S)
 
+    async def _remove_or_log(self) -> None:
+        if not self._made:
+            return
+        try:
+            await to_the_end(self._remove())
+            self._made = False
+        except SandboxFault as error:
+            log.warning("container %s is left to the sweeper: %s", self._name, error)
+
     async def close(self) -> None:
         """Remove the container and all in it. Any state, any number of times; an engine that is away is only logged."""
         if self._state == "starting":
             async with self._lock:  # what is being made would outlive its removal
                 pass
-        started, self._state = self._state not in ("new", "closed"), "closed"
+        self._state = "closed"
         for process in self._processes.values():
             process.stream.close()
         self._processes.clear()
-        if started:
-            try:
-                await to_the_end(self._remove())
-            except SandboxFault as error:
-                log.warning("container %s is left to the sweeper: %s", self._name, error)
+        await self._remove_or_log()
         if self._own_engine:
             await self.engine.close()
         on_closed, self._on_closed = self._on_closed, None
