@@ -105,7 +105,8 @@ class OpenHandsScaffold:
         """Carry out one tool call.
 
         A terminal command that takes longer than `timeout_s` seconds is told as OpenHands tells its own time-outs: it
-        goes on, and the next calls may wait for it, type into it or interrupt it. Calls wait for each other.
+        goes on, and the next calls may wait for it, type into it or interrupt it. An editor call has at least a minute.
+        Calls wait for each other.
         """
         toolbox = self._open_toolbox()
         async with self._lock:
@@ -118,9 +119,12 @@ class OpenHandsScaffold:
                     if isinstance(observation, str):
                         return ToolOutcome(observation)
                 elif call.name == toolbox.editor_name:
-                    observation = await self._editor.run(call.action)
+                    async with asyncio.timeout(max(timeout_s, _CONTROL_S)):
+                        observation = await self._editor.run(call.action)
                 else:
                     observation = toolbox.run(call)
+            except TimeoutError:
+                return ToolOutcome(f"The tool '{call.name}' did not end in time; look at what it has done.")
             except ValueError as error:  # what OpenHands' executors raise for a mistake of the model
                 return ToolOutcome(f"Error executing tool '{call.name}': {error}")
             text = self._library.observation_text(call.name, observation)

@@ -112,7 +112,7 @@ class ContainerEditor:
         shutil.rmtree(self._history, ignore_errors=True)
 
     async def run(self, action: FileEditorAction) -> FileEditorObservation:
-        """Carry out `action`; raises `SandboxFault` if the container fails."""
+        """Carry out `action`; raises `SandboxFault` if the container fails, `TimeoutError` if it does not answer."""
         if not is_host_absolute_path(action.path):
             return await self._relative(action)
         # What OpenHands takes for absolute and is not (`~/a`, or a blank before the slash) it would look for in its
@@ -203,6 +203,8 @@ class ContainerEditor:
                 cwd="/",
                 background=True,  # the shell of the terminal goes on
             )
+            if result.timed_out:
+                raise TimeoutError
             first, _, rest = result.stdout.partition("\n")
             kind, parent, writable, readable, size, mode = first.split(" ")
             entries = tuple(entry for entry in rest.split("\0") if entry)

@@ -214,7 +214,7 @@ def contents(tar: bytes) -> dict[str, tuple[Any, ...]]:
             if "/.git" not in entry.name:
                 data = archive.extractfile(entry) if entry.isreg() else None
                 text = data.read() if data else entry.linkname
-                found[entry.name] = (entry.type, oct(entry.mode) if entry.isreg() else "", text)
+                found[entry.name] = (entry.type, oct(entry.mode & 0o7777) if entry.isreg() else "", text)
     return found
 
 
