@@ -1,4 +1,4 @@
-"""`DockerSandbox`: a container to run commands in, of one episode and gone with it.
+r"""`DockerSandbox`: a container to run commands in, of one episode and gone with it.
 
     async with DockerSandbox("sao-base:debian") as sandbox:
         await sandbox.put("/work/a.py", b"print(1)")

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from sandboxes.base import SandboxFault
-from sandboxes.docker_engine import LABEL_EXPIRES, LABEL_OWNER, LABEL_PROJECT, PROJECT, DockerEngine, owner_is_gone
+from sandboxes.docker_engine import LABEL_EXPIRES, LABEL_OWNER, LABEL_PROJECT, DockerEngine, owner_is_gone
 
 NEVER_STARTED_S = 300.0
 
@@ -44,10 +44,10 @@ def why_remove(labels: dict[str, str], *, now_s: float, age_s: float = 0.0, stat
     return ""
 
 
-def _sweep(client: Any, project: str, dry_run: bool) -> list[Swept]:
+def _sweep(client: Any, project: str | None, dry_run: bool) -> list[Swept]:
     import docker
 
-    filters = {"label": f"{LABEL_PROJECT}={project}"}
+    filters = {"label": LABEL_PROJECT if project is None else f"{LABEL_PROJECT}={project}"}
     found: list[Swept] = []
     now = time.time()
     for item in client.api.containers(all=True, filters=filters):
@@ -84,15 +84,16 @@ def _sweep(client: Any, project: str, dry_run: bool) -> list[Swept]:
     return gone
 
 
-async def sweep(engine: DockerEngine, *, project: str = PROJECT, dry_run: bool = False) -> list[Swept]:
-    """Remove what dead runs of `project` left on `engine`; returns what was (with `dry_run`: would be) removed.
+async def sweep(engine: DockerEngine, *, project: str | None = None, dry_run: bool = False) -> list[Swept]:
+    """Remove what dead runs left on `engine`; returns what was (with `dry_run`: would be) removed.
 
+    Only things that carry our labels are looked at; with `project`, only those of that project.
     Raises `SandboxFault` if the engine does not answer.
     """
     return await engine.call(lambda: _sweep(engine.client, project, dry_run), timeout_s=300)
 
 
-async def _main(hosts: list[str], project: str, dry_run: bool) -> int:
+async def _main(hosts: list[str], project: str | None, dry_run: bool) -> int:
     status = 0
     for host in hosts or [""]:
         engine = DockerEngine(host)
@@ -121,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="example: python -m sandboxes.sweep --dry-run --host tcp://10.0.0.7:2375",
     )
     parser.add_argument("--host", action="append", default=[], metavar="URL", help="an engine; may be repeated")
-    parser.add_argument("--project", default=PROJECT, help="the project label (default: %(default)s)")
+    parser.add_argument("--project", help="only what carries this project label (default: all that is ours)")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     given = parser.parse_args(arguments)
     return asyncio.run(_main(given.host, given.project, given.dry_run))
