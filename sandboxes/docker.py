@@ -1,8 +1,8 @@
 r"""`DockerSandbox`: a container to run commands in, of one episode and gone with it.
 
     async with DockerSandbox("sao-base:debian") as sandbox:
-        await sandbox.put("/work/a.py", b"print(1)")
-        (await sandbox.run(["python3", "/work/a.py"])).stdout        # "1\n"
+        await sandbox.put("/code/a.py", b"print(1)")
+        (await sandbox.run(["python3", "/code/a.py"])).stdout        # "1\n"
 
 Its life:
 

@@ -174,8 +174,8 @@ async def test_containers_killed_at_random_are_all_told_as_faults_and_none_is_le
                 for turn in range(30 if killing else 3):
                     result = await sandbox.run(["sh", "-c", f"sleep 0.2; echo {turn}"], limits=LONG)
                     assert (result.exit_code, result.stdout) == (0, f"{turn}\n")
-                    await sandbox.put("/work/file", b"x" * 1000)
-                    assert await sandbox.get("/work/file") == b"x" * 1000
+                    await sandbox.put("/code/file", b"x" * 1000)
+                    assert await sandbox.get("/code/file") == b"x" * 1000
                 return "ended"
             except SandboxFault:
                 return "fault"

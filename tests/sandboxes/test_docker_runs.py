@@ -238,25 +238,25 @@ async def test_an_open_shell_lives_beside_runs_and_their_ends(sandbox: DockerSan
 
 async def test_files_go_in_and_out_as_they_are(sandbox: DockerSandbox) -> None:
     data = bytes(range(256)) * 2**16
-    await sandbox.put("/work/a b/é/x.bin", data, mode=0o750)
-    assert await sandbox.get("/work/a b/é/x.bin") == data
-    assert (await sandbox.run(["stat", "-c", "%a %u", "/work/a b/é/x.bin"], limits=LONG)).stdout == "750 0\n"
-    await sandbox.put("/work/a b/é/x.bin", b"")
-    assert await sandbox.get("/work/a b/é/x.bin") == b""
-    await sandbox.run(["ln", "-s", "a b/é/x.bin", "/work/link"], limits=LONG)
-    assert await sandbox.get("/work/link") == b""
-    await sandbox.run(["sh", "-c", "ln -s loop /work/loop; mkfifo /work/pipe"], limits=LONG)
+    await sandbox.put("/code/a b/é/x.bin", data, mode=0o750)
+    assert await sandbox.get("/code/a b/é/x.bin") == data
+    assert (await sandbox.run(["stat", "-c", "%a %u", "/code/a b/é/x.bin"], limits=LONG)).stdout == "750 0\n"
+    await sandbox.put("/code/a b/é/x.bin", b"")
+    assert await sandbox.get("/code/a b/é/x.bin") == b""
+    await sandbox.run(["ln", "-s", "a b/é/x.bin", "/code/link"], limits=LONG)
+    assert await sandbox.get("/code/link") == b""
+    await sandbox.run(["sh", "-c", "ln -s loop /code/loop; mkfifo /code/pipe"], limits=LONG)
     with pytest.raises(FileNotFoundError):
-        await sandbox.get("/work/none")
+        await sandbox.get("/code/none")
     with pytest.raises(IsADirectoryError):
-        await sandbox.get("/work")
+        await sandbox.get("/code")
     with pytest.raises(IsADirectoryError):
-        await sandbox.put("/work", b"x")
-    for path in ("/work/loop", "/work/pipe", "/work/link/below"):
-        with pytest.raises(OSError, match="work"):
+        await sandbox.put("/code", b"x")
+    for path in ("/code/loop", "/code/pipe", "/code/link/below"):
+        with pytest.raises(OSError, match="code"):
             await sandbox.get(path)
-    with pytest.raises(OSError, match="work"):
-        await sandbox.put("/work/link/below/file", b"x")
+    with pytest.raises(OSError, match="code"):
+        await sandbox.put("/code/link/below/file", b"x")
 
 
 async def test_archives_go_in_and_out(sandbox: DockerSandbox) -> None:
