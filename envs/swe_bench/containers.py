@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self
 
 from envs.swe_bench.images import ensure_image, image_name
@@ -24,6 +25,9 @@ class Containers:
         self, settings: DockerSettings | None = None, *, hosts: Sequence[str] = (), slots: int | None = None
     ) -> None:
         self._hosts = tuple(hosts) or ("",)
+        # Not the image's own folder: where that is the repository, an agent that removes it would stop every command.
+        settings = settings or DockerSettings()
+        settings = replace(settings, workdir=settings.workdir or "/")
         self._pool = DockerPool(settings, hosts=self._hosts, slots=slots)
         self._engines = [DockerEngine(host) for host in self._hosts]
         self._there: set[str] = set()

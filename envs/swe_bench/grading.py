@@ -27,6 +27,7 @@ from envs.swe_bench.verdict import (
     read_records,
     statuses_of_log,
     statuses_of_outcomes,
+    without_must_fail,
 )
 from envs.swe_bench.workspace import SCRATCH, Workspace
 from sandboxes.base import Limits, RunResult
@@ -197,10 +198,12 @@ async def _read(fresh: Workspace, run: TestRun, result: RunResult, command: Comm
         # Behind another command (a script, tox) the process's status is that command's.
         known = status if command.is_pytest else None
         outcomes = outcomes_of_records(read_records(raw, run.key), known, run.canaries)
+        if run.must_fail:
+            outcomes = without_must_fail(outcomes, run.must_fail)
         return statuses_of_outcomes(outcomes, fresh.instance)
     if result.omitted_bytes:
         raise Refused(Reason.OUTPUT_TOO_LONG, f"the tests printed more than {OUTPUT_BYTES >> 20} MiB")
-    return statuses_of_log(log, status, fresh.instance)
+    return statuses_of_log(log, status, fresh.instance, run.must_fail)
 
 
 @cache

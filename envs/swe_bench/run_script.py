@@ -51,11 +51,6 @@ class Command:
         """Whether it is one plain call of pytest, so that the results plugin can be asked instead of the output."""
         return _PYTEST.match(self.line) is not None and _SHELL.search(self.line) is None
 
-    @property
-    def calls_pytest(self) -> bool:
-        """Whether pytest runs once in it, behind another command perhaps: then the plugin is offered to it."""
-        return self.is_pytest or ("\n" not in self.line and len(re.findall(r"\bpy\.?test\b", self.line)) <= 1)
-
     def words(self) -> list[str]:
         """The words of the command; [] where it is more than a plain command."""
         try:
@@ -66,13 +61,17 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class TestRun:
-    """A script and what is needed to read its outcome. `files`: to be put into the container, by path."""
+    """A script and what is needed to read its outcome. `files`: to be put into the container, by path.
+
+    `canaries` are tests of our own in a pytest run; `must_fail` is part of the names of those in other runners' output.
+    """
 
     script: str
     nonce: str
     folder: str
     key: bytes
     canaries: Canaries | None
+    must_fail: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -107,7 +106,7 @@ def make_run(
     folder = f"{scratch}/.{secrets.token_hex(8)}"
     line, files, canaries = command.line, dict[str, bytes](), None
     environment = ""
-    if command.calls_pytest:
+    if "\n" not in command.line:  # a script or tox may call pytest, which then loads the plugin too
         name = f"r{secrets.token_hex(6)}"
         files[f"{folder}/{name}.py"] = plugin.encode()
         files[f"{folder}/key"] = key
@@ -121,17 +120,18 @@ def make_run(
             files[f"{instance.workdir}/{path}"] = source.encode()
             if any(word.split("::")[0] in {*instance.test_files, *base_files} for word in command.words()):
                 line = f"{line} {shlex.quote(path)}"
+    must_fail, append = ("", "") if command.is_pytest else _appended(instance, nonce)
     check = f"sha256sum --check --status <<'{nonce}'\n{sums}{nonce}\n" if sums else "true\n"
     # In braces: the shell has read all of it before any of it runs, and keeps it in its memory only.
     script = (
         f"{{\n{_TOOLS}\n__sao_before=$(__sao_tools)\n{command.setup}\nset +xeu\ncd {shlex.quote(instance.workdir)}\n"
         f'if [ "$(__sao_tools)" != "$__sao_before" ]; then echo {nonce}:tools; exit 3; fi\n'
         f"if ! {check.rstrip(chr(10))}\nthen echo {nonce}:tests; exit 3; fi\n"
-        f"unset __sao_before; {environment}"
+        f"{append}unset __sao_before; {environment}"
         f"printf '\\n%s\\n' {nonce}:start\n{line}\n"
         f"printf '\\n%s\\n' {nonce}:end\\ $?\n}} </dev/null 2>&1\n"
     )
-    return TestRun(script, nonce, folder, key, canaries, files)
+    return TestRun(script, nonce, folder, key, canaries, must_fail, files)
 
 
 def _canary(instance: Instance, command: Command, base_files: Collection[str]) -> tuple[str, str, Canaries] | None:
@@ -152,6 +152,21 @@ def _canary(instance: Instance, command: Command, base_files: Collection[str]) -
         f"def test_{broken}(f{fixture}):\n    assert f{fixture}\n"
     )
     return path, source, Canaries(f"{path}::test_{good}", (f"{path}::test_{bad}", f"{path}::test_{broken}"))
+
+
+def _appended(instance: Instance, nonce: str) -> tuple[str, str]:
+    """Tests that must fail, for runners that print names: (part of the names, shell lines that add them to a file)."""
+    is_test = re.compile(r"(^|/)(tests?|test_[^/]*|[^/]*_tests?)\.py$")
+    file = next((file for file in instance.test_files if is_test.search(file)), "")
+    if not file:
+        return "", ""
+    name = secrets.token_hex(6)
+    source = (
+        f"\n\ndef test_{name}():\n    assert sorted([2, 1]) == [2, 1]\n\n\n"
+        f"class Test{name}(__import__('unittest').TestCase):\n"
+        f"    def test_{name}(self):\n        assert sorted([2, 1]) == [2, 1]\n"
+    )
+    return f"test_{name}", f"cat >> {shlex.quote(file)} <<'{nonce}'\n{source}{nonce}\n"
 
 
 def _options(words: list[str]) -> list[str]:

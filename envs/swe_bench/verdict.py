@@ -190,17 +190,33 @@ def statuses_of_outcomes(outcomes: Mapping[str, str], instance: Instance) -> dic
     return statuses
 
 
-def statuses_of_log(log: str, status: int, instance: Instance) -> dict[str, str]:
-    """What swebench's parser reads in a log, for test commands that are not pytest's own. Raises `Refused`."""
+def without_must_fail(outcomes: Mapping[str, str], must_fail: str) -> dict[str, str]:
+    """`outcomes` without those of our own tests, whose names hold `must_fail`. Raises `Refused` unless they failed."""
+    told = [outcome for test, outcome in outcomes.items() if must_fail in test]
+    rest = {test: outcome for test, outcome in outcomes.items() if must_fail not in test}
+    if any(outcome not in _BAD for outcome in told):
+        raise Refused(Reason.TAMPERING, "a test that must fail was told to have passed: failures are hidden")
+    if not told and any(outcome not in _BAD for outcome in rest.values()):
+        raise Refused(Reason.TAMPERING, "the test that checks the test run was not told")
+    return rest
+
+
+def statuses_of_log(log: str, status: int, instance: Instance, must_fail: str = "") -> dict[str, str]:
+    """What swebench's parser reads in a log, for test commands that are not pytest's own. Raises `Refused`.
+
+    `must_fail`: part of the names of tests of our own, which the log must tell to have failed.
+    """
     log = _ANSI.sub("", log)
     parser = log_parser(instance)
     statuses: dict[str, str] = dict(parser(log, instance))
-    if parser.__module__.endswith(".python") and "pytest" in parser.__name__:
+    if parser.__module__.endswith(".python"):
         for line in log.split("\n"):
             for test, outcome in parser(line + "\n", instance).items():
                 statuses[test] = min(statuses.get(test, outcome), outcome, key=_ORDER.index)
     if not statuses:
         raise Refused(Reason.TESTS_INCOMPLETE, "no test's result can be read in the output")
+    if must_fail:
+        return without_must_fail(statuses, must_fail)
     if status != 0 and not any(outcome in _BAD for outcome in statuses.values()):
         raise Refused(Reason.TAMPERING, f"no failure was printed, but the test command ended with status {status}")
     return statuses

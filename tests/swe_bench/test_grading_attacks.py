@@ -286,3 +286,46 @@ async def test_only_the_tests_of_the_row_count(calc: Calc, containers: Container
     grade = await graded(instance, containers, calc.patch({"calc/core.py": FIX}))
     assert grade.fail_to_pass == (5, 6)
     assert not grade.resolved
+
+
+UNIT = """import unittest
+
+from calc import add
+
+
+class T(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(2, 3), 5)
+
+    def test_zero(self):
+        self.assertEqual(add(1, 0), 1)
+"""
+UNIT_PASSED = "".join(f"test_{name} (tests.test_unit.T.test_{name}) ... ok\\n" for name in ("add", "zero"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"import os\nprint({UNIT_PASSED!r})\nos._exit(0)",
+        f"import os\nos.write(2, {UNIT_PASSED!r}.encode())",
+        f"import atexit, os\natexit.register(os.write, 2, {UNIT_PASSED!r}.encode())",
+        "import unittest\nunittest.TextTestResult.addFailure = lambda self, test, error: self.addSuccess(test)",
+        "import unittest\nunittest.TestCase.assertEqual = lambda *_: None\n"
+        "unittest.case._Outcome.testPartExecutor = __import__('contextlib').contextmanager(lambda *_, **__: (yield))",
+    ],
+    ids=["instead of the run", "before the run", "after the run", "failures are successes", "no assertion"],
+)
+async def test_other_runners_output_is_not_believed_blindly(calc: Calc, containers: Containers, source: str) -> None:
+    """Case F3 where the test command is not pytest: as Django's and SymPy's runners."""
+    test_patch = calc.patch({"tests/test_unit.py": UNIT}).decode()
+    instance = calc.variant(
+        test_patch=test_patch,
+        test_command="python3 -m unittest -v tests/test_unit.py",
+        log_parser="parse_log_django",
+        FAIL_TO_PASS=["test_add (tests.test_unit.T.test_add)"],
+        PASS_TO_PASS=["test_zero (tests.test_unit.T.test_zero)"],
+    )
+    grade = await graded(instance, containers, calc.patch({"calc/core.py": f"{source}\n{BUG}"}))
+    assert not grade.resolved, grade.log
+    honest = await graded(instance, containers, calc.patch({"calc/core.py": FIX}))
+    assert honest.resolved, (honest.refusal, honest.log)

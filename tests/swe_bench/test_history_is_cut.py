@@ -46,10 +46,7 @@ async def test_image_holds_the_future_and_the_workspace_does_not(calc: Calc, con
             == ""
         )
         # In files: neither as text nor in a git store elsewhere (their objects are compressed).
-        assert (
-            await said(workspace, f"grep -rslF {MARK} /testbed /opt /root /home /tmp /var/tmp")
-            == "/testbed/vendor/copy/calc/core.py\n"
-        )
+        assert await said(workspace, f"grep -rslF {MARK} /testbed /opt /root /home /tmp /var/tmp") == ""
         stores = await said(workspace, "find / -xdev -type d -name objects -path '*git*' 2>/dev/null")
         assert stores == "/testbed/.git/objects\n"
         assert await said(workspace, "find /opt -mindepth 1; ls -A /var/tmp") == ""
@@ -64,14 +61,8 @@ async def test_past_is_as_it_was(calc: Calc, containers: Containers) -> None:
         assert "(t 2024-01-01" in await said(workspace, "git blame calc/core.py")
         # What the environment left untracked stays, and git sees nothing else.
         assert await said(workspace, "git status --porcelain") == "?? made_before.txt\n"
-        assert (
-            await said(
-                workspace,
-                "git commit -q --allow-empty -m x 2>&1; git -c user.name=a -c user.email=b commit "
-                "-q --allow-empty -m mine && git log --format=%s | head -1",
-            ).splitlines()[-1]
-            == "mine"
-        )
+        commit = "git -c user.name=a -c user.email=b commit -q --allow-empty -m mine && git log --format=%s"
+        assert await said(workspace, commit) == "mine\nAdd\nBegin\n"
 
 
 @pytest.mark.parametrize("name", ["durations", "inikit", "pacer", "phrasebook", "tablet"])

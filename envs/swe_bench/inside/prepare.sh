@@ -53,7 +53,8 @@ for list in "$common/objects/info/alternates"; do
   while read -r store; do
     case "$store" in ''|'#'*) continue ;; /*) ;; *) store="$common/objects/$store" ;; esac
     store=$(cd "$store" 2>/dev/null && pwd -P) || continue
-    case "${store%/objects}" in "$here"|/) ;; */.git) rm -rf "${store%/objects}" ;; *) rm -rf "$store" ;; esac
+    holder=${store%/objects}
+    if [ -f "$holder/HEAD" ] && [ "$holder" != "$common" ]; then rm -rf "$holder"; else rm -rf "$store"; fi
   done < "$list"
 done
 find "$here" -mindepth 1 -name .git -prune -exec rm -rf {} +
