@@ -42,8 +42,11 @@ async def start_engine(recipe: ServeRecipe, model: Path, version: int) -> tuple[
     )
 
 
-async def start_store(recipe: ServeRecipe) -> tuple[Process, str]:
-    """An episode store on the run's file that deals no training tickets; its process and its URL."""
+async def start_store(recipe: ServeRecipe, port: int = 0) -> tuple[Process, str]:
+    """An episode store on the run's file that deals no training tickets; its process and its URL.
+
+    Raises `ServeError`.
+    """
     folder = recipe.run_dir
     folder.mkdir(parents=True, exist_ok=True)
     keys = {
@@ -59,7 +62,7 @@ async def start_store(recipe: ServeRecipe) -> tuple[Process, str]:
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "agent.store", "--path", str(folder / "episodes.sqlite"), "--exit-with-parent"),
-            *("--port-file", str(port_file), *words),
+            *("--port-file", str(port_file), "--port", str(port), *words),
             stdin=DEVNULL,
             stdout=output,
             stderr=output,

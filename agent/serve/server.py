@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import time
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,19 @@ from aiohttp import web
 from agent.chat import ChatRenderer
 from agent.engines.base import EngineFault
 from agent.engines.client import HttpEngine
-from agent.engines.launch import stop_local
 from agent.serve.app import Parts, PublicApi
 from agent.serve.chat_api import ChatApi
 from agent.serve.config import ServeRecipe
 from agent.serve.delivery import Delivery
+from agent.serve.engine_child import EngineChild
 from agent.serve.engine_proxy import EngineProxy
 from agent.serve.events import EventHub, Figures
 from agent.serve.journal import Journal
 from agent.serve.learner_child import LearnerChild, LearnerState, learner_command
 from agent.serve.limits import Keys
 from agent.serve.metrics_page import Metrics
-from agent.serve.processes import start_engine, start_store
 from agent.serve.samples import sample_of
+from agent.serve.store_child import StoreChild
 from agent.serve.versions import Version, Versions
 from agent.store.client import StoreClient
 from agent.store.protocol import StoreFault
@@ -55,10 +54,9 @@ class Server:
         self.recipe = recipe
         self.url = ""
         self.engine_proxy_url = ""
-        self.engine_url = ""
         self.store_url = ""
         self.learner: LearnerChild | None = None
-        self._engine_process: Process | None = None
+        self._engine_child: EngineChild | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -94,8 +92,7 @@ class Server:
             on_change=lambda version, pinned: _tell(hub, version, pinned),
         )
         current = await versions.load(model, stored)
-        engine = await self._open_engine(stack, Path(current.path), current.number)
-        await versions.align(engine)
+        engine = await self._open_engine(stack, versions)
         if stored < current.number:
             await store.set_version(current.number)
         delivery = Delivery(thread, journal, store, config, worker=f"{recipe.name}-serve")
@@ -126,10 +123,10 @@ class Server:
             figures=figures,
             metrics=metrics,
             learner=lambda: self.learner.state if self.learner is not None else LearnerState(),
-            engine_fault=self._engine_fault,
+            engine_fault=lambda: self._engine_child.fault if self._engine_child is not None else "",
         )
         api = PublicApi(parts)
-        proxy = EngineProxy(versions, lambda: self.engine_url, timeout_s=config.generate_s)
+        proxy = EngineProxy(versions, lambda: engine.url, timeout_s=config.generate_s)
         self.engine_proxy_url = await _listen(stack, proxy.application(), "127.0.0.1", 0)
         await _background(stack, delivery.run())
         await _background(stack, self._watch(parts, api))
@@ -149,27 +146,27 @@ class Server:
     async def _open_store(self, stack: contextlib.AsyncExitStack) -> StoreClient:
         self.store_url = self.recipe.store.url or ""
         if not self.store_url:
-            process, self.store_url = await start_store(self.recipe)
-            stack.push_async_callback(stop_local, process)
+            child = StoreChild(self.recipe)
+            self.store_url = await child.start()
+            stack.push_async_callback(child.close)
+            await _background(stack, child.keep())
         store = StoreClient(self.store_url)
         stack.push_async_callback(store.close)
         return store
 
-    async def _open_engine(self, stack: contextlib.AsyncExitStack, model: Path, version: int) -> HttpEngine:
-        if self.recipe.engine.urls:
-            self.engine_url = self.recipe.engine.urls[0]
-        else:
-            self._engine_process, self.engine_url = await start_engine(self.recipe, model, version)
-            stack.push_async_callback(stop_local, self._engine_process)
-        engine = HttpEngine(self.engine_url, timeout_s=self.recipe.serve.generate_s)
+    async def _open_engine(self, stack: contextlib.AsyncExitStack, versions: Versions) -> HttpEngine:
+        """The engine, serving what `versions` says."""
+        urls = self.recipe.engine.urls
+        if not urls:
+            self._engine_child = EngineChild(self.recipe, versions.weights)
+            urls = (await self._engine_child.start(),)
+            stack.push_async_callback(self._engine_child.close)
+        engine = HttpEngine(urls[0], timeout_s=self.recipe.serve.generate_s)
         stack.push_async_callback(engine.close)
+        await versions.align(engine)
+        if self._engine_child is not None:
+            await _background(stack, self._engine_child.keep(engine, versions))
         return engine
-
-    def _engine_fault(self) -> str:
-        process = self._engine_process
-        if process is not None and process.returncode is not None:
-            return f"the engine ended with code {process.returncode}; see {self.recipe.run_dir / 'engine.log'}"
-        return ""
 
     async def _watch(self, parts: Parts, api: PublicApi) -> None:
         """Tell the watchers how things stand, every second; the learner's metrics as they are written."""

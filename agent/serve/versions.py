@@ -134,12 +134,17 @@ class Versions:
         await self._put(msgspec.structs.replace(found, status="served"))
         return found
 
+    def weights(self) -> tuple[Path, int]:
+        """The folder and the number of the served version."""
+        current = next(v for v in self._rows if v.number == self.served)
+        return Path(current.path), current.number
+
     async def align(self, engine: Engine) -> None:
         """Take `engine`, and make it serve the served version if it does not."""
         self.engine = engine
-        if (await engine.health()).version != self.served:
-            current = next(v for v in self._rows if v.number == self.served)
-            await engine.publish(current.number, Path(current.path))
+        path, number = self.weights()
+        if (await engine.health()).version != number:
+            await engine.publish(number, path)
 
     async def publish(self, number: int, weights: Path) -> str:
         """A publication by the learner: "served", or "held" while pinned. Again with the same weights is harmless.
