@@ -107,7 +107,6 @@ async def launch_vllm(
         **{name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")},
         "OMP_NUM_THREADS": str(threads),
         "VLLM_SERVER_DEV_MODE": "1",  # the paths for pauses and weights
-        "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         vllm_plugin.OWNER: f"{me.pid}:{me.create_time()}",
