@@ -1,7 +1,12 @@
-# make train     install, then train the tiny recipe to 90 % (a few minutes on two cores)
-# make test      lint, types and the whole test suite
-# make vllm      an environment of its own for the vLLM server (.venv-vllm)
-# make           only install
+# make             the three environments: the project's, vLLM's and OpenHands'
+# make install     only the project's (.venv)
+# make train       install, then train the tiny recipe to 90 % (a few minutes on two cores); RECIPE=... for another
+# make serve       install, then serve the tiny style model, learning from feedback, at http://127.0.0.1:8080
+# make vllm        an environment of its own for the vLLM server (.venv-vllm)
+# make openhands   an environment of its own for OpenHands' tools (.venv-openhands, Python 3.12)
+# make sandboxes   a Docker engine that answers, and the demo repositories' images
+# make browser     a Chromium for the page's tests
+# make test        lint, types and the default test suite; make test-vllm and make test-openhands for the other two
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +15,9 @@ ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install vllm train test lint clean
+.PHONY: all install vllm openhands sandboxes browser train serve lint test test-vllm test-openhands clean
+
+all: install vllm openhands
 
 install: .make/install .make/bubblewrap
 
@@ -35,8 +42,28 @@ vllm: .make/vllm
 	PYTHON=$(PYTHON) sh agent/engines/vllm_env.sh .venv-vllm
 	@touch $@
 
+openhands: .make/openhands
+
+.make/openhands: envs/swe_bench/openhands_env.sh constraints-openhands.txt pyproject.toml
+	@mkdir -p .make
+	sh envs/swe_bench/openhands_env.sh .venv-openhands
+	@touch $@
+
+# An engine may have gone since the last time, so this one asks again.
+sandboxes: install
+	sh sandboxes/install_docker.sh
+	$(BIN)/python -m sandboxes.host_image
+	$(BIN)/python -m envs.swe_bench.demo build
+
+browser:
+	sh agent/serve/install_chromium.sh
+
 train: install
 	$(BIN)/python -m learner.train $(RECIPE) $(ARGS)
+
+serve: install
+	$(BIN)/python -m learner.sft recipes/style_shift_tiny.yaml
+	$(BIN)/python -m agent.serve recipes/style_shift_tiny.yaml --learn $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .
@@ -44,8 +71,14 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+test: lint sandboxes browser
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not vllm and not openhands' $(ARGS)
+
+test-vllm: install vllm
+	SAO_REQUIRE_VLLM=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'vllm and not slow' tests/engines $(ARGS)
+
+test-openhands: sandboxes openhands
+	SAO_REQUIRE_OPENHANDS=1 .venv-openhands/bin/python -m pytest -m openhands tests/openhands $(ARGS)
 
 clean:
-	rm -rf $(VENV) .make .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-vllm .venv-openhands .make .mypy_cache .pytest_cache .ruff_cache
