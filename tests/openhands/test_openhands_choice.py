@@ -16,6 +16,7 @@ from envs.swe_bench.openhands_library import OpenHandsMissing
 from envs.swe_bench.scaffold import make_scaffold
 
 HAVE_OPENHANDS = importlib.util.find_spec("openhands") is not None
+pytestmark = [pytest.mark.openhands, pytest.mark.timeout(300)] if HAVE_OPENHANDS else []
 
 
 def test_auto_is_openhands_where_it_is_and_says_once_where_it_is_not(
