@@ -37,6 +37,8 @@ QUESTIONS = (
     "def f(n):\n    return n if n < 2 else f(n - 1) + f(n - 2)\n\nWhat is f(12)?",
 )
 
+_LIMIT_S = 600.0  # a large model on a busy CPU takes minutes for its first tokens
+
 
 def build_prompts(renderer: ChatRenderer, count: int) -> list[list[int]]:
     """`count` prompts as token ids, laid out by the model's own chat template."""
@@ -82,7 +84,7 @@ async def measure_parity(
         renderer = await asyncio.to_thread(ChatRenderer.from_pretrained, model)
         asked = build_prompts(renderer, prompts)
         sampling = SamplingParams(temperature=temperature, max_tokens=tokens, stop_token_ids=renderer.stop_token_ids)
-        completions = await sample(engine, asked, sampling)
+        completions = await sample(engine, asked, sampling, timeout_s=_LIMIT_S)
     finally:
         await engine.close()
     check_versions(completions)
