@@ -56,7 +56,7 @@ class Scaffold(Protocol):
 def make_scaffold(name: ScaffoldName) -> Scaffold:
     """The scaffold of that name; "auto" is OpenHands' where it can be imported (Python 3.12), else `bash`."""
     if name == "auto":
-        name = "openhands" if importlib.util.find_spec("openhands") is not None else "bash"
+        name = "openhands" if have_openhands() else "bash"
         if name == "bash":
             _say_once()
     if name == "openhands":
@@ -66,6 +66,15 @@ def make_scaffold(name: ScaffoldName) -> Scaffold:
     from envs.swe_bench.bash import BashScaffold
 
     return BashScaffold()
+
+
+def have_openhands() -> bool:
+    """Whether OpenHands' libraries are installed here; does not import them."""
+    # Not `openhands` alone: any folder of that name on the path is a package without files.
+    try:
+        return importlib.util.find_spec("openhands.tools") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 _said = False

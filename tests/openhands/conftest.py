@@ -7,14 +7,15 @@ Elsewhere only the choice of a scaffold is tested. SAO_REQUIRE_OPENHANDS=1 makes
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 from collections.abc import AsyncIterator
 
 import pytest
 
-if importlib.util.find_spec("openhands") is None and os.environ.get("SAO_REQUIRE_OPENHANDS") != "1":
+from envs.swe_bench.scaffold import have_openhands
+
+if not have_openhands() and os.environ.get("SAO_REQUIRE_OPENHANDS") != "1":
     collect_ignore = ["test_openhands_editor.py", "test_openhands_parity.py", "test_openhands_terminal.py"]
 else:
     from envs.swe_bench.openhands import OpenHandsScaffold

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import subprocess
 import sys
@@ -13,9 +12,9 @@ from envs.swe_bench import scaffold as scaffolds
 from envs.swe_bench.bash import BashScaffold
 from envs.swe_bench.openhands import OpenHandsScaffold
 from envs.swe_bench.openhands_library import OpenHandsMissing
-from envs.swe_bench.scaffold import make_scaffold
+from envs.swe_bench.scaffold import have_openhands, make_scaffold
 
-HAVE_OPENHANDS = importlib.util.find_spec("openhands") is not None
+HAVE_OPENHANDS = have_openhands()
 pytestmark = [pytest.mark.openhands, pytest.mark.timeout(300)] if HAVE_OPENHANDS else []
 
 
@@ -36,7 +35,7 @@ def test_auto_is_openhands_where_it_is_and_says_once_where_it_is_not(
 
 def test_making_scaffolds_imports_no_openhands() -> None:
     code = (
-        "import sys; from envs.swe_bench.scaffold import make_scaffold; make_scaffold('openhands'); "
+        "import sys; from envs.swe_bench.scaffold import have_openhands, make_scaffold; make_scaffold('openhands'); "
         "make_scaffold('bash'); sys.exit(any(name.partition('.')[0] in ('openhands', 'torch') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
