@@ -7,6 +7,7 @@ own; a text without a call gets a nudge. `finish` (or `submit`) ends the episode
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Sequence
@@ -17,13 +18,15 @@ from envs.swe_bench import containers as shared
 from envs.swe_bench.containers import Containers
 from envs.swe_bench.grading import TEST_S, grade_patch, refused_grade
 from envs.swe_bench.instance import Instance, InstanceError, Source, load_instances
-from envs.swe_bench.patches import Baseline, PatchRefusal, collect_changes, make_patch, read_baseline
+from envs.swe_bench.patches import Baseline, Changes, PatchRefusal, collect_changes, make_patch, read_baseline
 from envs.swe_bench.scaffold import Scaffold, ScaffoldName, make_scaffold
 from envs.swe_bench.verdict import Grade
 from envs.swe_bench.workspace import Workspace
 from envs.tool_calls import ToolCall, parse_calls
 from sandboxes.base import SandboxFault
 from sandboxes.docker import DockerSettings
+
+log = logging.getLogger(__name__)
 
 NUDGE = (
     "Your message holds no tool call, so nothing was done. Go on with the tools; when the issue is fixed, call {last}."
@@ -136,7 +139,7 @@ class SWEBench(AsyncEnv):
             self._workspace = Workspace(instance, self._containers)
             await self._workspace.start()
             self._baseline = await read_baseline(self._workspace)
-            self._scaffold = make_scaffold(self._scaffold_name)
+            self._scaffold = await asyncio.to_thread(make_scaffold, self._scaffold_name)
             await self._scaffold.open(self._workspace.sandbox, instance.workdir)
         except (SandboxFault, InstanceError) as error:
             await self._end()
@@ -302,11 +305,19 @@ class SWEBench(AsyncEnv):
             changes = await collect_changes(workspace, baseline)
             # One container at a time: with a full pool, agents that wait for a second one would wait for each other.
             await workspace.close()
-            async with Workspace(instance, containers) as fresh:
-                patch = await make_patch(fresh, changes)
-                return patch, await grade_patch(fresh, patch, test_timeout_s=self._test_timeout_s)
+            try:
+                return await self._grade_changes(instance, containers, changes)
+            except SandboxFault as fault:
+                # An episode is dear, another container is not: once more before it is void.
+                log.warning("%s: grading failed and is tried again: %s", instance.instance_id, fault)
+                return await self._grade_changes(instance, containers, changes)
         except PatchRefusal as refusal:
             return b"", refused_grade(instance, refusal)
+
+    async def _grade_changes(self, instance: Instance, containers: Containers, changes: Changes) -> tuple[bytes, Grade]:
+        async with Workspace(instance, containers) as fresh:
+            patch = await make_patch(fresh, changes)
+            return patch, await grade_patch(fresh, patch, test_timeout_s=self._test_timeout_s)
 
     async def _close_scaffold(self) -> None:
         scaffold, self._scaffold = self._scaffold, None

@@ -9,6 +9,7 @@ container or engine raises `SandboxFault`, a row that cannot be graded `Instance
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -23,6 +24,7 @@ from envs.swe_bench.verdict import (
     Refused,
     between_markers,
     judge,
+    log_parser,
     outcomes_of_records,
     read_records,
     statuses_of_log,
@@ -49,6 +51,8 @@ async def grade_patch(fresh: Workspace, patch: bytes, *, test_timeout_s: float =
     def refused(error: Refused) -> Grade:
         return Grade(False, error.refusal, *total, left_out, log[-LOG_CHARS:], time.monotonic() - begun)
 
+    # On a thread: swebench's import takes seconds. Before the tests: a parser that is not there is no agent's fault.
+    await asyncio.to_thread(log_parser, instance)
     try:
         if not patch.strip():
             raise Refused(Reason.NO_PATCH, "nothing was changed")
@@ -70,7 +74,7 @@ async def grade_patch(fresh: Workspace, patch: bytes, *, test_timeout_s: float =
         result = await _run(fresh, run, test_timeout_s)
         log = result.stdout
         statuses = await _read(fresh, run, result, command)
-        f2p, p2p = judge(statuses, instance)
+        f2p, p2p = await asyncio.to_thread(judge, statuses, instance)
         total = f2p, p2p
         if f2p[0] < f2p[1] or p2p[0] < p2p[1]:
             raise Refused(
@@ -200,10 +204,10 @@ async def _read(fresh: Workspace, run: TestRun, result: RunResult, command: Comm
         outcomes = outcomes_of_records(read_records(raw, run.key), known, run.canaries)
         if run.must_fail:
             outcomes = without_must_fail(outcomes, run.must_fail)
-        return statuses_of_outcomes(outcomes, fresh.instance)
+        return await asyncio.to_thread(statuses_of_outcomes, outcomes, fresh.instance)
     if result.omitted_bytes:
         raise Refused(Reason.OUTPUT_TOO_LONG, f"the tests printed more than {OUTPUT_BYTES >> 20} MiB")
-    return statuses_of_log(log, status, fresh.instance, run.must_fail)
+    return await asyncio.to_thread(statuses_of_log, log, status, fresh.instance, run.must_fail)
 
 
 @cache

@@ -13,7 +13,7 @@ from envs.swe_bench.instance import Instance
 from envs.swe_bench.verdict import Grade, Reason
 from envs.swe_bench.workspace import Workspace
 
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("swe_bench_attacks")]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("swe_bench_attacks")]
 
 BUG = str(FILES["calc/core.py"])
 PASSED = "".join(f"PASSED {test}\\n" for test in (*FAIL_TO_PASS, *PASS_TO_PASS)).replace(

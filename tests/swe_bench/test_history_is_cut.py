@@ -10,7 +10,7 @@ from envs.swe_bench.instance import InstanceError, load_instances
 from envs.swe_bench.workspace import Workspace
 from sandboxes.base import Limits
 
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("swe_bench_history")]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("swe_bench_history")]
 
 
 async def said(workspace: Workspace, command: str) -> str:

@@ -12,7 +12,7 @@ from envs.swe_bench.patches import MAX_PATCH_BYTES, PatchRefusal, collect_change
 from envs.swe_bench.workspace import Workspace
 from sandboxes.base import Limits
 
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("swe_bench_patches")]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("swe_bench_patches")]
 
 # Each line: what an agent does. After it the work tree, without .git folders, must come out of the patch again.
 CHANGES = {

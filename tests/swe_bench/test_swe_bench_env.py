@@ -18,7 +18,7 @@ from envs.swe_bench.env import SWEBench, shorten
 from envs.swe_bench.instance import InstanceError
 from sandboxes.docker_engine import DockerEngine
 
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("swe_bench_env")]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("swe_bench_env")]
 
 Make = Callable[..., SWEBench]
 WRITE = f"cat > calc/core.py <<'E'\n{FIX}E"

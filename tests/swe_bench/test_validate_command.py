@@ -1,0 +1,70 @@
+"""`python -m envs.swe_bench validate`: rows that are fit for training pass, others are named with what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from swe_tools import Calc
+
+from envs.swe_bench.__main__ import main
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("swe_bench_validate")]
+
+
+def test_rows_are_told_apart(calc: Calc, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = f"sao-built:{calc.row['instance_id']}"
+    good = {**calc.row, "image": image, "build": None}
+    rows = [
+        {**good, "instance_id": "good"},
+        {**good, "instance_id": "no-fix", "patch": calc.patch({"README": "x\n"}).decode()},
+        {**good, "instance_id": "no-bug", "FAIL_TO_PASS": good["PASS_TO_PASS"]},
+        {**good, "instance_id": "no-image", "image": "sao-test:missing"},
+        {**good, "instance_id": "other-base", "patch": good["patch"].replace("return a - b", "return a * b")},
+        {**good, "instance_id": "no-test-base", "test_patch": good["test_patch"].replace("test_zero", "test_nil")},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "out.jsonl"
+    assert main(["validate", str(file), "--workers", "2", "--json", str(out), "--memory-mb", "512"]) == 1
+    found = {one["instance_id"]: one for one in map(json.loads, out.read_text().splitlines())}
+    assert [one for one in found if found[one]["valid"]] == ["good"]
+    assert (found["good"]["nothing"], found["good"]["gold"]) == ("0/5 + 1/1", "5/5 + 1/1")
+    assert "reference patch: tests_fail" in found["no-fix"]["problem"]
+    assert "without any fix" in found["no-bug"]["problem"]
+    assert "docker pull sao-test:missing" in found["no-image"]["problem"]
+    assert "reference patch does not apply" in found["other-base"]["problem"]
+    assert "test_patch does not apply" in found["no-test-base"]["problem"]
+    assert "1 of 6 rows are valid" in capsys.readouterr().out
+
+
+def test_one_row_on_a_local_image(calc: Calc, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps([{**calc.row, "image": "sao-test:missing", "build": None}]))
+    image = f"sao-built:{calc.row['instance_id']}"
+    command = ["validate", str(file), "--only", calc.row["instance_id"], "--memory-mb", "512"]
+    assert main([*command, "--image", image]) == 0
+    assert main(command) == 1
+
+
+def test_demo_set_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "demo", "--workers", "2", "--memory-mb", "512"]) == 0
+    assert "5 of 5 rows are valid" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["missing.jsonl"], ["demo", "--only", "x"], ["demo", "--image", "x"], ["demo", "--workers", "0"]],
+    ids=["no file", "no row", "image for many", "no worker"],
+)
+def test_command_that_cannot_be_done_is_said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", *arguments]) == 2
+    assert "validate:" in capsys.readouterr().err
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", "--help"])
+    assert ended.value.code == 0
+    assert "python -m envs.swe_bench validate demo" in capsys.readouterr().out
