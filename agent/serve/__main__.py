@@ -21,7 +21,7 @@ from agent.store.protocol import StoreFault
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; 0, or 2 with a message where it cannot start."""
+    """Serve until SIGTERM or SIGINT; 0, 1 if a part of it fails, 2 where it cannot start."""
     description, _, example = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         prog="python -m agent.serve",
@@ -53,8 +53,11 @@ async def _serve(recipe: ServeRecipe, arguments: argparse.Namespace) -> int:
             part = arguments.port_file.with_name(f".{arguments.port_file.name}.{os.getpid()}")
             part.write_text(f"{server.url.rpartition(':')[2]}\n")
             part.replace(arguments.port_file)
-        await stop.wait()
-    return 0
+        waiting = [asyncio.create_task(event.wait()) for event in (stop, server.failed)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        return 0 if stop.is_set() else 1
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ class PublicApi:
                     "reward": given.reward,
                     "version": answered.version,
                     "final": answered.closed,
-                    "metadata": given.metadata,
+                    "metadata": _shown(given.metadata),
                     **parts.figures.snapshot(),
                 },
             )
@@ -278,6 +278,15 @@ class PublicApi:
         for state, count in (await parts.thread.run(parts.journal.statuses)).items():
             page.queue.labels(state).set(count)
         return web.Response(body=page.render(), headers={"Content-Type": page.content_type})
+
+
+def _shown(metadata: dict[str, Any]) -> dict[str, Any]:
+    """What watchers see of feedback's metadata: what the charts need, and no words that a user may have written."""
+    return {
+        k: v if not isinstance(v, str) else v[:40]
+        for k in ("style", "phase")
+        if isinstance(v := metadata.get(k), str | int)
+    }
 
 
 async def _quietly(delivery: Delivery, conversation: str) -> None:

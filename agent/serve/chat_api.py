@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from agent.serve.versions import Versions
 from agent.store.worker import LedgerThread
 
 SESSION_HEADER = "X-Session-Id"
+_LONG = 20_000  # characters from which on rendering would hold up the other streams
 VERSION_HEADER = "X-Policy-Version"
 
 
@@ -107,7 +109,10 @@ class ChatApi:
         known = []
         if asked.session:
             known = await self._thread.run(lambda: self._journal.candidates(key, asked.user, asked.session))
-        plan = plan_turn(asked, known, self._renderer)
+        if sum(len(message["content"]) for message in asked.messages) > _LONG:
+            plan = await asyncio.to_thread(plan_turn, asked, known, self._renderer)
+        else:
+            plan = plan_turn(asked, known, self._renderer)
         room = self._max_context - len(plan.prompt_ids)
         if room < 1:
             raise ContextOverflow(

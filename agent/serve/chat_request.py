@@ -180,6 +180,11 @@ def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ApiError(400, f"tools[{index}] must be of type function and have function.name", param="tools")
-    if not isinstance(function.get("parameters", {}), dict):
-        raise ApiError(400, f"tools[{index}].function.parameters must be a JSON schema", param="tools")
+    parameters = function.get("parameters", {})
+    properties = parameters.get("properties", {}) if isinstance(parameters, dict) else None
+    if not isinstance(properties, dict) or not all(isinstance(schema, dict) for schema in properties.values()):
+        raise ApiError(400, f"tools[{index}].function.parameters must be a JSON schema of an object", param="tools")
+    required = parameters.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise ApiError(400, f"tools[{index}].function.parameters.required must be a list of names", param="tools")
     return tool

@@ -120,5 +120,5 @@ def learner_command(recipe: Path, overrides: Sequence[str], *, store: str, engin
     """The command line of the learner of `recipe`, working with this server's store and its engine proxy."""
     return [
         *(sys.executable, "-m", "learner.train", str(recipe), *overrides),
-        *(f"store.url={store}", f"engine.urls=[{engine}]", "runtime.launch=false"),
+        *(f"store.url={store}", f"engine.urls=[{engine}]", "runtime.launch=false", "learner.online=true"),
     ]

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ class Server:
     def __init__(self, recipe: ServeRecipe) -> None:
         self.recipe = recipe
         self.url = ""
+        self.failed = asyncio.Event()
+        """Set when a part of the server has failed that it cannot do without; the log says which."""
         self.engine_proxy_url = ""
         self.store_url = ""
         self.learner: LearnerChild | None = None
@@ -128,8 +130,8 @@ class Server:
         api = PublicApi(parts)
         proxy = EngineProxy(versions, lambda: engine.url, timeout_s=config.generate_s)
         self.engine_proxy_url = await _listen(stack, proxy.application(), "127.0.0.1", 0)
-        await _background(stack, delivery.run())
-        await _background(stack, self._watch(parts, api))
+        await self._background(stack, delivery.run())
+        await self._background(stack, self._watch(parts, api))
         if learn:
             command = learner_command(source, overrides, store=self.store_url, engine=self.engine_proxy_url)
             self.learner = LearnerChild(
@@ -140,7 +142,7 @@ class Server:
                 settled_s=config.learner_settled_s,
                 pinned=lambda: versions.pinned,
             )
-            await _background(stack, self.learner.run())
+            await self._background(stack, self.learner.run())
         self.url = await _listen(stack, api.application(), config.host, config.port)
 
     async def _open_store(self, stack: contextlib.AsyncExitStack) -> StoreClient:
@@ -149,7 +151,7 @@ class Server:
             child = StoreChild(self.recipe)
             self.store_url = await child.start()
             stack.push_async_callback(child.close)
-            await _background(stack, child.keep())
+            await self._background(stack, child.keep())
         store = StoreClient(self.store_url)
         stack.push_async_callback(store.close)
         return store
@@ -165,8 +167,24 @@ class Server:
         stack.push_async_callback(engine.close)
         await versions.align(engine)
         if self._engine_child is not None:
-            await _background(stack, self._engine_child.keep(engine, versions))
+            await self._background(stack, self._engine_child.keep(engine, versions))
         return engine
+
+    async def _background(self, stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until the end; a fault that nobody foresaw ends the server, so that someone starts it again."""
+        task = asyncio.create_task(work)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.wait((task,))
+
+        def ended(done: asyncio.Task[None]) -> None:
+            if not done.cancelled() and (error := done.exception()) is not None:
+                log.critical("a part of the server has failed", exc_info=error)
+                self.failed.set()
+
+        task.add_done_callback(ended)
+        stack.push_async_callback(end)
 
     async def _watch(self, parts: Parts, api: PublicApi) -> None:
         """Tell the watchers how things stand, every second; the learner's metrics as they are written."""
@@ -245,20 +263,3 @@ async def _listen(stack: contextlib.AsyncExitStack, app: web.Application, host: 
         raise EngineFault(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port") from error
     actual = runner.addresses[0][1]
     return f"http://{f'[{host}]' if ':' in host else host}:{actual}"
-
-
-async def _background(stack: contextlib.AsyncExitStack, work: Any) -> None:
-    task: asyncio.Task[None] = asyncio.create_task(work)
-
-    async def end() -> None:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-    task.add_done_callback(_say_why)
-    stack.push_async_callback(end)
-
-
-def _say_why(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("a background task of the server has failed", exc_info=error)

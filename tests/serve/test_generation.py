@@ -1,0 +1,121 @@
+"""A reply from its tokens: tool calls, stop strings, aborts. The engine is a real one that says what it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.chat import ChatRenderer
+from agent.engines.base import Completion, EngineFault
+from agent.engines.streaming import Partial
+from agent.episode import SamplingParams
+from agent.serve.chat_request import canonical
+from agent.serve.generation import Reply, sample_reply
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
+        },
+    }
+]
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "好的"}}</tool_call>'
+
+
+class Says:
+    """Streams `ids` one by one under version 1, the second half under version 2; an abort ends it with what it has."""
+
+    def __init__(self, ids: Sequence[int], finish_reason: str = "stop") -> None:
+        self.ids, self.finish_reason = ids, finish_reason
+        self.aborted = False
+
+    async def stream(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Partial, None]:
+        said = 0
+        for token in self.ids:
+            if self.aborted:
+                break
+            said += 1
+            yield Partial((token,), (-0.5,))
+        versions = tuple(1 if i < len(self.ids) // 2 else 2 for i in range(said))
+        reason = "abort" if self.aborted else self.finish_reason
+        yield Partial((), (), Completion(tuple(self.ids[:said]), (-0.5,) * said, versions, reason))
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted = True
+
+
+@pytest.fixture(scope="session")
+def renderer(models: tuple[Path, Path]) -> ChatRenderer:
+    return ChatRenderer.from_pretrained(models[0])
+
+
+async def reply(
+    renderer: ChatRenderer, text: str, *, stops: Sequence[str] = (), tools: Sequence[dict[str, Any]] = (), **engine: Any
+) -> tuple[Reply, str]:
+    sent: list[str] = []
+
+    async def take(piece: str) -> None:
+        sent.append(piece)
+
+    sampling = SamplingParams(stop_token_ids=renderer.stop_token_ids)
+    says = Says(renderer.encode_action(text), **engine)
+    made = await sample_reply(
+        says, renderer.decode, (1,), sampling, stops=stops, tools=tools, timeout_s=5, on_text=take
+    )
+    return made, "".join(sent)
+
+
+async def test_a_tool_call_is_given_as_one_and_its_text_is_not(renderer: ChatRenderer) -> None:
+    made, sent = await reply(renderer, "Let me see. " + CALL, tools=TOOLS)
+    assert sent == made.message["content"] == "Let me see. "
+    [call] = made.message["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": '{"at": "好的"}'}
+    assert made.finish_reason == "tool_calls"
+    assert made.action.token_ids == renderer.encode_action("Let me see. " + CALL), "the record is what was sampled"
+    assert canonical(made.message) == made.message, "what the client sends back is recognised"
+    assert made.versions == [1, 2]
+
+
+@pytest.mark.parametrize("text", ["<tool_call>{broken</tool_call>", "x <tool_call>", CALL + CALL, CALL[:-3]])
+async def test_what_is_no_sound_call_is_content(renderer: ChatRenderer, text: str) -> None:
+    made, sent = await reply(renderer, text, tools=TOOLS)
+    assert "tool_calls" not in made.message
+    assert sent + made.rest == made.message["content"] == text
+
+
+async def test_without_tools_a_call_is_only_text(renderer: ChatRenderer) -> None:
+    made, sent = await reply(renderer, CALL)
+    assert sent == made.message["content"] == CALL
+
+
+async def test_a_stop_string_ends_the_action_at_the_token_that_completed_it(renderer: ChatRenderer) -> None:
+    made, sent = await reply(renderer, "one two three four", stops=["thr"])
+    assert sent == made.message["content"] == "one two "
+    assert made.finish_reason == "stop"
+    text = renderer.decode(made.action.token_ids)
+    assert "thr" in text
+    assert "thr" not in renderer.decode(made.action.token_ids[:-1])
+    assert len(made.action.logprobs) == len(made.action.versions) == len(made.action.token_ids)
+
+
+async def test_an_abort_from_outside_is_a_fault_and_not_a_reply(renderer: ChatRenderer) -> None:
+    with pytest.raises(EngineFault, match="aborted"):
+        await reply(renderer, "half", finish_reason="abort")
+
+
+async def test_an_empty_reply_is_a_reply(renderer: ChatRenderer) -> None:
+    made, sent = await reply(renderer, "")
+    assert (sent, made.message["content"], made.finish_reason) == ("", "", "stop")
+    assert len(made.action.token_ids) == 1

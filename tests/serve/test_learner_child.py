@@ -1,0 +1,112 @@
+"""A learner that dies does not take the server with it, and comes back with back-off, up to a cap."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from serve_tools import ServerProcess, client, serving, write_recipe
+
+from agent.serve.learner_child import LearnerChild, backoff_s, learner_command
+
+DIES = "import sys; print('cannot go on'); sys.exit(3)"
+LIVES = "import time; time.sleep(600)"
+ENDS = "pass"
+
+
+def child(tmp_path: Path, code: str, *, restarts: int = 2, pinned: Callable[[], bool] = lambda: False) -> LearnerChild:
+    return LearnerChild(
+        [sys.executable, "-c", code],
+        tmp_path / "learner.log",
+        restarts=restarts,
+        first_backoff_s=0.01,
+        settled_s=300.0,
+        pinned=pinned,
+    )
+
+
+async def until(holds: Callable[[], bool], within_s: float = 60.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def test_the_wait_doubles_up_to_a_minute() -> None:
+    assert [backoff_s(1.0, n) for n in (1, 2, 3, 7, 50)] == [1.0, 2.0, 4.0, 60.0, 60.0]
+
+
+async def test_a_learner_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
+    learner = child(tmp_path, DIES)
+    await learner.run()
+    assert (learner.state.state, learner.state.restarts, learner.state.last_exit) == ("failed", 2, 3)
+    assert "cannot go on" in learner.state.detail
+
+
+async def test_a_learner_that_is_done_is_not_started_again(tmp_path: Path) -> None:
+    learner = child(tmp_path, ENDS)
+    await learner.run()
+    assert (learner.state.state, learner.state.restarts) == ("finished", 0)
+
+
+async def test_stopping_leaves_no_learner_behind(tmp_path: Path) -> None:
+    learner = child(tmp_path, LIVES)
+    task = asyncio.create_task(learner.run())
+    await until(lambda: learner.state.state == "running")
+    [process] = [p for p in psutil.Process(os.getpid()).children() if LIVES in " ".join(p.cmdline())]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not process.is_running()
+
+
+async def test_while_versions_are_pinned_a_dead_learner_waits(tmp_path: Path) -> None:
+    """Case G7: what was rolled back is not published again by a learner that starts anew."""
+    pinned = True
+    learner = child(tmp_path, DIES, restarts=1, pinned=lambda: pinned)
+    task = asyncio.create_task(learner.run())
+    await until(lambda: learner.state.state == "held")
+    pinned = False
+    await task
+    assert learner.state.state == "failed"
+
+
+def test_the_learner_gets_addresses_and_nothing_else_of_the_server() -> None:
+    words = learner_command(Path("r.yaml"), ["name=x"], store="http://127.0.0.1:1", engine="http://127.0.0.1:2")
+    assert words[1:5] == ["-m", "learner.train", "r.yaml", "name=x"]
+    assert {"store.url=http://127.0.0.1:1", "engine.urls=[http://127.0.0.1:2]", "runtime.launch=false"} <= set(words)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("serve-versions")
+async def test_the_server_goes_on_without_its_learner_and_says_so(models: tuple[Path, Path], tmp_path: Path) -> None:
+    """Case D8, online: serving and recording do not depend on the learner."""
+    recipe = write_recipe(tmp_path, models[0], learner_restarts=1, learner_backoff_s=0.1)
+    with serving(recipe, "--learn", "learner.algorithm=no_such_algorithm") as server:
+        async with client(server.url) as api:
+
+            async def state() -> str:
+                status, health = await api.call("GET", "/healthz")
+                assert status == 200
+                return health["learner"]["state"]
+
+            async with asyncio.timeout(200):
+                while await state() != "failed":  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            _, health = await api.call("GET", "/healthz")
+            assert (health["status"], health["learner"]["restarts"]) == ("degraded", 1)
+            assert "no_such_algorithm" in health["learner"]["detail"]
+            answer = await api.chat()
+            assert (await api.feedback(answer["id"], reward=1))[1]["in_store"]
+            children = psutil.Process(server.process.pid).children(recursive=True)
+    assert_gone(server, children)
+
+
+def assert_gone(server: ServerProcess, children: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    assert server.process.returncode == 0
