@@ -29,7 +29,7 @@ from openhands.tools.terminal import TerminalTool
 from envs.swe_bench.openhands import OpenHandsScaffold
 from sandboxes.docker import DockerSandbox
 
-pytestmark = [pytest.mark.openhands, pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("openhands")]
+pytestmark = [pytest.mark.openhands, pytest.mark.docker, pytest.mark.timeout(900), pytest.mark.xdist_group("openhands")]
 
 NO_CHANGE_S = 2
 # What a model takes to answer. OpenHands asks the shell for a prompt after each command and does not wait for it.
