@@ -35,7 +35,8 @@ class CheckpointError(RuntimeError):
 @dataclass
 class Progress:
     """How far a run is. `claims`: the ids whose episodes this state has learned from, since the last checkpoint
-    that was followed by commits. `version`: the newest policy version published."""
+    that was followed by commits. `version`: the newest policy version published. `best_score`: the best that published
+    weights had in the held-out probe; `dropped`: how many candidates were dropped for it."""
 
     step: int = 0
     version: int = 0
@@ -44,6 +45,8 @@ class Progress:
     stale_tokens: int = 0
     claims: list[str] = field(default_factory=list)
     baseline: dict[str, Any] | None = None
+    best_score: float | None = None
+    dropped: int = 0
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from agent.runtime_config import EnvConfig, SamplingConfig, StageLimits
 from agent.serve.config import ServeConfig
-from learner.algorithms import Algorithm, CriticSettings, get_algorithm
+from learner.algorithms import Algorithm, CriticSettings, RunningMeanSettings, get_algorithm
 
 
 class RecipeError(ValueError):
@@ -90,8 +90,8 @@ class OptimizerConfig(_Section):
 class SFTConfig(_Section):
     """Cold start: `clean_steps` on faultless traces, then `imperfect_steps` on traces with mistakes.
 
-    `traces` is a JSONL of message lists instead of the script's own traces; with `epochs` the number of updates follows
-    from their number instead of `clean_steps`. Traces above `max_trace_tokens` are left out (None: none is).
+    The environment's script writes the traces, unless `traces` names a JSONL of message lists; then with `epochs` the
+    number of updates follows from theirs. Traces above `max_trace_tokens` are left out (None: none is).
     `micro_batch_rows`: traces a process has in memory at once (None: its part of the batch).
     """
 
@@ -125,8 +125,34 @@ class ValuePretrainingConfig(_Section):
     optimizer: OptimizerConfig = OptimizerConfig(lr=2e-3, warmup_steps=5)
 
 
+class HeldOutProbeConfig(_Section):
+    """Safe learning: new weights are published only if they still find the held-out texts likely (docs/online.md).
+
+    `texts`: JSON lines of conversations that end on a sound answer, several to a prompt where there are several sound
+    ones; None: the script of the environment writes them. `prompts`: how many prompts are asked, of each at most
+    `texts_per_prompt` answers. `margin`: by how much (nats a token) the score may fall below the best published one.
+    """
+
+    texts: Path | None = None
+    prompts: int = Field(default=8, ge=1)
+    texts_per_prompt: int = Field(default=32, ge=1)
+    margin: float = Field(default=1.0, gt=0)
+
+
+class RunningMeanConfig(_Section):
+    """The history of a running-mean baseline, see `learner.baselines`; the paper's online one is the last 128."""
+
+    window: int = Field(default=128, ge=1)
+    per_prompt: bool = False
+    include_current: bool = True
+
+
 class LearnerConfig(_Section):
-    """The update. `None` means the algorithm's own value (see docs/algorithms.md)."""
+    """The update. `None` means the algorithm's own value (see docs/algorithms.md).
+
+    `online`: episodes come from a server whenever users have judged them (docs/online.md). Then nothing is evaluated,
+    no environment is needed, and silence is no fault.
+    """
 
     algorithm: str = "sao"
     steps: int = 60
@@ -140,6 +166,9 @@ class LearnerConfig(_Section):
     eps_high: float | None = None
     gamma: float | None = None
     alpha: float | None = None
+    running_mean: RunningMeanConfig | None = None
+    online: bool = False
+    held_out_probe: HeldOutProbeConfig | None = None
     advantage_scale: Literal["none", "std"] = "none"
     truncation: Literal["terminal", "bootstrap", "drop"] = "terminal"
     micro_batch_tokens: int = 16_384
@@ -165,6 +194,8 @@ class LearnerConfig(_Section):
         if preset.critic is not None:
             updates = preset.critic.updates if self.critic_updates is None else self.critic_updates
             own["critic"] = CriticSettings(updates, self.critic_trainable or preset.critic.trainable)
+        if self.running_mean is not None and preset.running_mean is not None:
+            own["running_mean"] = RunningMeanSettings(**self.running_mean.model_dump())
         return replace(preset, **own)
 
     @model_validator(mode="after")
@@ -294,6 +325,11 @@ class Recipe(_Section):
         if self.runtime.sampling.temperature <= 0:
             raise ValueError(
                 "runtime.sampling.temperature must be above 0: greedy actions have no log-probs to learn from"
+            )
+        if self.learner.online and self.learner.resolve().samples_per_prompt > 1:
+            raise ValueError(
+                f"learner.online: {self.learner.algorithm!r} needs several rollouts of a prompt, and a served "
+                "conversation is one; choose a single-rollout algorithm such as sao"
             )
         launched = self.engine.count * self.hardware.gpus_per_engine
         if self.engine.launch == "vllm" and not self.engine.urls and self.hardware.engine_gpus not in (0, launched):

@@ -74,10 +74,17 @@ class Fleet:
     """
 
     def __init__(
-        self, members: list[_Member], *, version: int, weights: Path, restarts: int, patience_s: float, timeout_s: float
+        self,
+        members: list[_Member],
+        *,
+        version: int,
+        weights: Path | None,
+        restarts: int,
+        patience_s: float,
+        timeout_s: float,
     ) -> None:
         self._members = members
-        self._newest = (version, weights)
+        self._newest: tuple[int, Path | None] = (version, weights)  # None: nothing is published yet, see `adopt`
         self._restarts, self._patience_s, self._timeout_s = restarts, patience_s, timeout_s
         self._keepers: list[asyncio.Task[None]] = []
         self._last_seen = time.monotonic()
@@ -85,10 +92,19 @@ class Fleet:
     @classmethod
     @contextlib.asynccontextmanager
     async def start(
-        cls, recipe: Recipe, *, model: Path, version: int, folder: Path, use_addresses: bool = True
+        cls,
+        recipe: Recipe,
+        *,
+        model: Path,
+        version: int,
+        folder: Path,
+        use_addresses: bool = True,
+        adopt: bool = False,
     ) -> AsyncIterator[Fleet]:
         """Start `engine.count` engines, or publish `model` to those of `engine.urls`; either way they serve it as
-        `version` when this returns. With `use_addresses=False` the addresses of the recipe are left alone.
+        `version` when this returns. With `use_addresses=False` the addresses of the recipe are left alone. With
+        `adopt` they are left with what they serve, and the next publication is the first: the server whose engines
+        they are has seen to it.
 
         Raises `EngineFault` if an engine does not start, `LearnerFault` if none of the addresses takes the weights
         within `runtime.limits.engine_patience_s`.
@@ -100,7 +116,7 @@ class Fleet:
                 for url in urls
             ],
             version=version,
-            weights=model,
+            weights=None if adopt and urls else model,
             restarts=recipe.engine.restarts,
             patience_s=recipe.runtime.limits.engine_patience_s,
             timeout_s=recipe.learner.publication_timeout_s,
@@ -168,6 +184,7 @@ class Fleet:
         name = "engine" if recipe.engine.count == 1 else f"engine-{index}"
         launch = _launcher(recipe, index, folder / f"{name}.log")
         version, weights = self._newest
+        assert weights is not None
         process, url = await launch(weights, version, 0)
         client = HttpEngine(url, keep_stale_cache=recipe.engine.keep_stale_cache)
         self._members.append(_Member(name, client, process, launch, log=folder / f"{name}.log", served=version))
@@ -211,6 +228,7 @@ class Fleet:
                 member.restarts.append(time.monotonic())
                 member.trouble = why
                 version, weights = self._newest
+                assert weights is not None
                 log.warning("starting the %s again with version %d: %s", member.name, version, why)
                 end_group(process)
                 await stop_local(process)
@@ -244,6 +262,9 @@ class Fleet:
                 return
             member.silent_since = None
             version, weights = self._newest
+            if weights is None:
+                member.served, member.trouble, self._last_seen = version, "", time.monotonic()
+                return
             if member.served == version == answer.version:
                 member.trouble, self._last_seen = "", time.monotonic()
                 return

@@ -5,6 +5,7 @@ Its life: build ──resume()?──▶ ready ──step()*, save()*, export()*
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class Learner:
     running_mean: RunningMeanBaseline | None
     progress: Progress
     source: Path
+    _remembered: dict[str, Any] | None = None
 
     @classmethod
     def build(cls, recipe: Recipe, accelerator: Accelerator, *, policy_folder: Path, critic_folder: Path) -> Learner:
@@ -93,6 +95,36 @@ class Learner:
         stale = (self.progress.version - batch.versions >= 1) & batch.action_mask
         self.progress.stale_tokens += int(stale.sum())
         return part, result
+
+    def remember(self) -> None:
+        """Keep a copy of all that a step changes, for `roll_back`: weights, moments, schedules, running baseline.
+
+        It costs as much memory as they do, and is made before a step whose outcome may be dropped.
+        """
+        self._remembered = {
+            name: {
+                "weights": {k: v.detach().clone() for k, v in trainee.unwrapped.state_dict().items()},
+                "state": copy.deepcopy(trainee.state_dict()),
+            }
+            for name, trainee in self._trainees()
+        }
+        self._remembered["baseline"] = copy.deepcopy(self.running_mean.state_dict()) if self.running_mean else None
+
+    def roll_back(self) -> None:
+        """Be again as at the last `remember`, but for the counters: the step has been made, and taught nothing.
+
+        The critic and the moments go back too: what spoiled the policy has spoiled them.
+        """
+        if self._remembered is None:
+            raise RuntimeError("nothing is remembered: call remember() before the step")
+        for name, trainee in self._trainees():
+            trainee.unwrapped.load_state_dict(self._remembered[name]["weights"])
+            trainee.load_state_dict(copy.deepcopy(self._remembered[name]["state"]))
+        if self.running_mean is not None:
+            self.running_mean.load_state_dict(self._remembered["baseline"])
+
+    def _trainees(self) -> list[tuple[str, Trainee]]:
+        return [(n, t) for n, t in (("policy", self.policy), ("critic", self.critic)) if t is not None]
 
     def save(self, folder: Path) -> Path:
         """Write a checkpoint; see `learner.checkpoint`."""

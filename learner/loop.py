@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import torch
 
 from agent import episode as records
 from agent.annotations import AnnotationWriter, TokenAnnotations
+from agent.chat import ChatRenderer
 from agent.episode import Episode
 from agent.store.protocol import Claim
 from learner.batch import Batch
@@ -29,12 +31,14 @@ from learner.learner import Learner
 from learner.losses import log_bounds
 from learner.metrics import episode_metrics, finite, lag_metrics, quantiles
 from learner.probe import Probe
+from learner.publication import HeldOutProbe, decide
 from learner.ranks import Ranks
 from learner.run_dir import append_metrics
 from learner.sao import StepResult
 from learner.services import Services
 
 _CLAIM_WAIT_S = 2.0
+_NEXT_VERSION = re.compile(r"next_version=(\d+)")  # docs/serve.md: how a server refuses a number that is taken
 # The store leaves out counters that never counted; a fault count of 0 is a figure too.
 _NO_FAULTS = dict.fromkeys(("retried", "given_up", "dropped", "stale", "aborted"), 0)
 
@@ -54,6 +58,7 @@ class Loop:
     last_evaluation: list[Episode] = field(default_factory=list)
     evaluated_at: int = -1
     probe: Probe | None = None
+    held_out_probe: HeldOutProbe | None = None
     # An evaluation that Ctrl-C gave up must not be found again by the next session under the same name.
     session: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
@@ -63,6 +68,7 @@ class Loop:
         accelerator = self.learner.policy.accelerator
         accelerator.init_trackers("sao", config={"recipe": recipe.name, "seed": recipe.seed})
         self.probe = await Probe.build(recipe, self.learner)
+        await self._prepare_held_out_probe()
         await self._align()
         for report in await self.probe.gate(self.services.engines):
             self.display.log(str(report))
@@ -77,9 +83,12 @@ class Loop:
                 waited = time.monotonic() - started
                 version = progress.version
                 episodes = [records.decode(data) for data in claim.episodes]
+                if self.held_out_probe is not None:
+                    await asyncio.to_thread(self.ranks.call, "remember")
                 batch, result = await asyncio.to_thread(self.ranks.call, "step", episodes)
+                judged = await self._judge(result)
                 stepped = time.monotonic()
-                published = await self._keep(claim, result)
+                published = await self._keep(claim, result) | judged
                 figures = self._figures(claim, episodes, batch, result, version) | published
                 annotations.write(_annotations(batch, result, version, self.learner))
                 figures |= {"time/waited_s": waited, "time/learner_s": stepped - started - waited}
@@ -101,16 +110,53 @@ class Loop:
         progress = self.learner.progress
         await self.services.store.recover(progress.claims)
         status = await self.services.store.status()
+        served = max([status.version, *(health.version for health in await self.services.engine_healths())])
         if progress.step > 0:
-            progress.version = max(progress.version, status.version) + 1
+            progress.version = max(progress.version, served) + 1
             await self._publish()
         else:
-            progress.version = status.version
+            progress.version = served
+
+    async def _prepare_held_out_probe(self) -> None:
+        """Read the held-out texts; weights that are served already say how good is good enough."""
+        renderer = await asyncio.to_thread(ChatRenderer.from_pretrained, self.learner.source)
+        self.held_out_probe = await asyncio.to_thread(HeldOutProbe.build, self.recipe, renderer)
+        progress = self.learner.progress
+        if self.held_out_probe is not None and progress.best_score is None:
+            progress.best_score = await asyncio.to_thread(self.held_out_probe.score, self.learner.policy.unwrapped)
+
+    async def _judge(self, result: StepResult) -> dict[str, float]:
+        """Drop what the step made of the weights if the held-out probe says so; the probe's figures.
+
+        Dropped means that policy, critic and moments are again as before the step, so a checkpoint never holds
+        weights that may not be served. The batch counts as trained: it would spoil them again.
+        """
+        probe, config, progress = self.held_out_probe, self.recipe.learner.held_out_probe, self.learner.progress
+        if probe is None or config is None or not result.policy_moved:
+            return {}
+        started = time.monotonic()
+        score = await asyncio.to_thread(probe.score, self.learner.policy.unwrapped)
+        decision = decide(score, progress.best_score, config.margin)
+        if decision.publish:
+            progress.best_score = decision.best
+        else:
+            await asyncio.to_thread(self.ranks.call, "roll_back")
+            result.policy_moved, progress.dropped = False, progress.dropped + 1
+            self.display.log(
+                f"step {progress.step}: the candidate is dropped, version {progress.version} stays: {decision.reason}"
+            )
+        return {
+            "publication/held_out_score": score,
+            "publication/dropped": float(progress.dropped),
+            "time/held_out_probe_s": time.monotonic() - started,
+        }
 
     async def _claim(self) -> Claim | None:
         """The next batch; None when asked to stop. A child that has ended, or a silence of both store and runtime,
         is an error that says so."""
         patience, heard, before = self.recipe.learner.rollout_patience_s, time.monotonic(), -1
+        if self.recipe.learner.online:  # people may be asleep
+            patience = math.inf
         while not self.stop.is_set():
             self.services.check()
             claim = await self.services.store.claim(
@@ -152,7 +198,16 @@ class Loop:
         weights = await asyncio.to_thread(self.learner.export, self.folder / "weights" / f"v{version}")
         figures: dict[str, float] = {"parity/published_again": 0.0}
         while True:
-            await self.services.publish(version, weights, timeout_s=config.publication_timeout_s)
+            try:
+                await self.services.publish(version, weights, timeout_s=config.publication_timeout_s)
+            except LearnerFault as refusal:
+                free = _NEXT_VERSION.search(str(refusal))
+                if free is None or int(free.group(1)) <= version:
+                    raise
+                # The server has gone back to older weights meanwhile, and named them with this number.
+                version = self.learner.progress.version = int(free.group(1))
+                weights = await asyncio.to_thread(self.learner.export, self.folder / "weights" / f"v{version}")
+                continue
             served = time.monotonic()
             figures["time/publish_s"] = served - started
             if self.probe is None or config.probe_every == 0 or version % config.probe_every:
@@ -170,8 +225,10 @@ class Loop:
             figures["parity/published_again"] = 1.0
 
     async def _evaluate(self, *, record: bool = True) -> dict[str, float]:
-        """Evaluate the served version; nothing is published meanwhile."""
+        """Evaluate the served version; nothing is published meanwhile. Without held-out tasks: nothing."""
         progress = self.learner.progress
+        if self.held_out == 0:
+            return {}
         started = time.monotonic()
         episodes = await run_evaluation(
             self.services.store,

@@ -60,7 +60,13 @@ async def collect_episodes(recipe: Recipe, model: Path, folder: Path, count: int
         "max_lag": 0,
     }
     async with Services.start(
-        recipe, model=model, folder=folder, store_config=config, version=0, own_store=True
+        recipe,
+        model=model,
+        folder=folder,
+        store_config=config,
+        version=0,
+        own_store=True,
+        own_engines=recipe.learner.online,  # a server's engine has users
     ) as services:
         with display.stage("Value rollouts", count) as advance:
             done = 0

@@ -26,6 +26,11 @@ from learner.losses import log_bounds
 GATE_PROMPTS, GATE_TOKENS = 8, 32
 PROBE_PROMPTS, PROBE_TOKENS = 4, 8
 _LONGEST = 256  # tokens of a probe's prompt: a probe is to cost less than one action
+# What is asked where there is no environment: whatever the model says to it, both sides must score it alike.
+_PLAIN_PROMPTS = (
+    "Hello!", "Write about rain.", "What is 17 + 25?", "Tell me a story.", "Say something about the sea.",
+    "Explain why the sky is blue.", "List three things.", "Thank you.",
+)  # fmt: skip
 
 
 @dataclass
@@ -46,20 +51,20 @@ class Probe:
     threshold: float
     vocabulary: int
     timeout_s: float = 60.0
+    may_be_held: bool = False
 
     @classmethod
     async def build(cls, recipe: Recipe, learner: Learner) -> Probe:
-        """Prompts are the first held-out tasks as the agent would see them."""
-        config = recipe.evaluation.env or recipe.env
-        env = make_core(config.id, **config.kwargs)
+        """Prompts are the first held-out tasks as the agent would see them; online, a few plain ones.
+
+        Online a server stands between, which may hold a publication back while its versions are pinned.
+        """
         renderer = await asyncio.to_thread(ChatRenderer.from_pretrained, learner.source)
-        prompts = []
-        try:
-            for task_id in [env.task_ids[i] for i in range(min(GATE_PROMPTS, len(env.task_ids)))]:
-                _, info = await env.areset(options={"task_id": task_id})
-                prompts.append(list(renderer.start(info["messages"], info["tools"]).token_ids))
-        finally:
-            await env.aclose()
+        if recipe.learner.online:
+            said = [[{"role": "user", "content": text}] for text in _PLAIN_PROMPTS[:GATE_PROMPTS]]
+            prompts = [list(renderer.start(messages, None).token_ids) for messages in said]
+        else:
+            prompts = await _task_prompts(recipe, renderer)
         policy = learner.policy.unwrapped
         return cls(
             policy=policy,
@@ -72,6 +77,7 @@ class Probe:
             bounds=log_bounds(learner.algorithm.eps_low, learner.algorithm.eps_high),
             threshold=recipe.learner.parity_threshold,
             vocabulary=policy.model.config.get_text_config().vocab_size,
+            may_be_held=recipe.learner.online,
         )
 
     async def gate(self, engines: Sequence[Engine]) -> list[parity.ParityReport]:
@@ -109,6 +115,9 @@ class Probe:
             if isinstance(answer, BaseException):
                 raise answer
             served = sorted({v for completion in answer for v in completion.versions})
+            if self.may_be_held and max(served, default=version) < version:
+                figures["parity/held"] = 1.0
+                continue
             if served != [version]:
                 fault = fault or f"an engine sampled under version {served} after version {version} was published"
                 continue
@@ -136,3 +145,16 @@ class Probe:
         return await asyncio.to_thread(
             parity.compare, self.policy, prompts, completions, bounds=self.bounds, threshold=self.threshold
         )
+
+
+async def _task_prompts(recipe: Recipe, renderer: ChatRenderer) -> list[list[int]]:
+    config = recipe.evaluation.env or recipe.env
+    env = make_core(config.id, **config.kwargs)
+    prompts = []
+    try:
+        for task_id in [env.task_ids[i] for i in range(min(GATE_PROMPTS, len(env.task_ids)))]:
+            _, info = await env.areset(options={"task_id": task_id})
+            prompts.append(list(renderer.start(info["messages"], info["tools"]).token_ids))
+    finally:
+        await env.aclose()
+    return prompts

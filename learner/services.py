@@ -99,17 +99,26 @@ class Services:
             if version is None:
                 version = (await services.store.status()).version
             services.fleet = await stack.enter_async_context(
-                Fleet.start(recipe, model=model, version=version, folder=folder, use_addresses=not own_engines)
+                Fleet.start(
+                    recipe,
+                    model=model,
+                    version=version,
+                    folder=folder,
+                    use_addresses=not own_engines,
+                    adopt=recipe.learner.online and not own_engines,
+                )
             )
-            if recipe.runtime.launch or own_store:
-                stack.push_async_callback(services._shut, "runtime")
+            if (recipe.runtime.launch and not recipe.learner.online) or own_store:
+                # A runtime ends its own sandboxes, and is given the time for it.
+                grace_s = max(_STOP_LIMIT_S, recipe.runtime.limits.shutdown_s + 5.0)
+                stack.push_async_callback(services._shut, "runtime", grace_s)
                 await _start_runtime(services, recipe, model, services.fleet.urls, folder)
             yield services
 
-    async def _shut(self, name: str) -> None:
+    async def _shut(self, name: str, grace_s: float = _STOP_LIMIT_S) -> None:
         # Shielded: a second Ctrl-C must not leave a child behind; SIGKILL cannot, see the children's own watch.
         if name in self.children:
-            await asyncio.shield(asyncio.ensure_future(stop_local(self.children[name][0], grace_s=_STOP_LIMIT_S)))
+            await asyncio.shield(asyncio.ensure_future(stop_local(self.children[name][0], grace_s=grace_s)))
 
 
 async def _closed(services: Services) -> None:

@@ -28,6 +28,8 @@ from learner.display import Display
 from learner.forward import PolicyForward
 from learner.models import load_policy_model, save_policy_model
 from learner.ranks import make_accelerator, share
+from learner.style_traces import has_script, style_traces
+from learner.swe_traces import has_recorded, swe_traces
 from learner.tiny import write_tiny_model
 from learner.traces import Message, write_traces
 from learner.trainee import Trainee
@@ -126,6 +128,12 @@ async def collect_traces(
     recipe: Recipe, config: SFTConfig, display: Display
 ) -> tuple[list[list[Message]], list[list[Message]]]:
     """The clean traces and the imperfect ones, over the first training tasks of the recipe's environment."""
+    if has_script(recipe.env.id, recipe.env.kwargs):
+        clean = list(style_traces(config.clean_traces, bad=0.0, seed=recipe.seed + 1))
+        return clean, list(style_traces(config.imperfect_traces, bad=config.error_rate, seed=recipe.seed + 2))
+    if has_recorded(recipe.env.id, recipe.env.kwargs):
+        clean = list(swe_traces(config.clean_traces, bad=0.0, seed=recipe.seed + 1))
+        return clean, list(swe_traces(config.imperfect_traces, bad=config.error_rate, seed=recipe.seed + 2))
     env = make_core(recipe.env.id, **recipe.env.kwargs)
     sandbox = str(recipe.env.kwargs.get("sandbox", "auto"))
     try:
@@ -150,18 +158,19 @@ async def collect_traces(
         await env.aclose()
 
 
-def _read_traces(path: Path) -> list[list[Message]]:
+def read_traces(path: Path, key: str = "sft.traces") -> list[list[Message]]:
+    """The message lists of a JSONL; `RecipeError`, naming `key`, where it holds anything else."""
     try:
         found = [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         spoken = [{m["role"] for m in messages if isinstance(m["content"], str)} for messages in found]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise RecipeError(
-            f"sft.traces: {path} must be JSON lines, each with `messages` (role and content): {error!r}"
+            f"{key}: {path} must be JSON lines, each with `messages` (role and content): {error!r}"
         ) from error
     silent = next((i for i, roles in enumerate(spoken) if "assistant" not in roles), None)
     if not found or silent is not None:
         which = "no trace at all" if silent is None else f"a trace without an assistant message (number {silent + 1})"
-        raise RecipeError(f"sft.traces: {path} holds {which}, so there is nothing to learn from")
+        raise RecipeError(f"{key}: {path} holds {which}, so there is nothing to learn from")
     return found
 
 
@@ -216,11 +225,11 @@ def _prepare(
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     if config.traces:
-        clean, imperfect = _read_traces(config.traces), list[list[Message]]()
+        clean, imperfect = read_traces(config.traces), list[list[Message]]()
     else:
         clean, imperfect = asyncio.run(collect_traces(recipe, config, display))
     if recipe.model.tiny:
-        corpus = [f"{m['role']}\n{m['content']}" for trace in clean[:4000] for m in trace]
+        corpus = [f"{m['role']}\n{m['content']}" for trace in (clean or imperfect)[:4000] for m in trace]
         write_tiny_model(scratch, recipe.model.tiny, corpus, recipe.seed)
     clean_steps = config.clean_steps
     if config.epochs is not None:

@@ -33,7 +33,8 @@ from learner.services import Services
 async def run_loop(recipe: Recipe, learner: Learner, ranks: Ranks, folder: Path, display: Display) -> list[Score]:
     """Start the other processes, train until the recipe's last step or the first Ctrl-C, evaluate at the end."""
     algorithm = learner.algorithm
-    tasks = await asyncio.to_thread(count_tasks, recipe)
+    # A store elsewhere knows its tasks; what judged conversations teach needs no environment at all.
+    tasks = 0 if recipe.store.url else await asyncio.to_thread(count_tasks, recipe)
     store_config = {
         "tasks": tasks,
         "seed": recipe.seed,
@@ -46,7 +47,8 @@ async def run_loop(recipe: Recipe, learner: Learner, ranks: Ranks, folder: Path,
     stop = asyncio.Event()
     with _first_interrupt(stop, display):
         async with Services.start(recipe, model=model, folder=folder, store_config=store_config) as services:
-            loop = Loop(recipe, learner, ranks, services, folder, display, stop, held_out=await count_held_out(recipe))
+            held_out = 0 if recipe.learner.online else await count_held_out(recipe)
+            loop = Loop(recipe, learner, ranks, services, folder, display, stop, held_out=held_out)
             return score(await loop.run())
 
 

@@ -1,0 +1,230 @@
+"""The comparison: search a rate for each method, run every seed of both, report; what is finished is not done again."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from agent.serve.config import ServeRecipe, load_recipe
+from agent.simulate.clock import PolicyClock, Stalled
+from agent.simulate.processes import clear, cold_start, learning_server
+from agent.simulate.recovery import Interaction
+from agent.simulate.report import draw, table
+from agent.simulate.runs import Run, best_rate, read_csv, write_csv
+from agent.simulate.users import Users
+from envs import make_core
+from envs.style_shift.env import StyleShift
+
+REQUEST_S = 120.0
+_TOLD_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a comparison is: recipe, overrides, methods, seeds, the grid and its seed, and where it is kept.
+
+    `grid` empty: both methods take the recipe's rate.
+    """
+
+    recipe: Path
+    overrides: tuple[str, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    grid: tuple[float, ...]
+    tuning_seed: int
+    folder: Path
+    concurrency: int = 16
+    ahead: int = 1
+    patience_s: float = 600.0
+
+    @property
+    def runs(self) -> Path:
+        """Where the servers work."""
+        return self.folder / "runs"
+
+
+def make_env(recipe: Path, overrides: Sequence[str]) -> StyleShift:
+    """The environment of `recipe`, whose prompts, schedule and judge the users have; `ValueError` if it is another."""
+    data: dict[str, Any] = yaml.safe_load(recipe.read_text(encoding="utf-8")).get("env") or {}
+    kwargs = dict(data.get("kwargs") or {})
+    for word in overrides:
+        key, _, value = word.partition("=")
+        if key.startswith("env.kwargs."):
+            kwargs[key.removeprefix("env.kwargs.")] = yaml.safe_load(value)
+    core = make_core(str(data.get("id")), **kwargs)
+    if not isinstance(core, StyleShift):
+        raise ValueError(f"{recipe}: the users write for sao/StyleShift-v0, and env.id is {data.get('id')!r}")
+    return core
+
+
+@dataclass
+class Teller:
+    """Says how far a run is, every ten seconds, and how long the rest will take."""
+
+    name: str
+    steps: int
+    runs_left: int
+    say: Callable[[str], None]
+    began: float = field(default_factory=time.monotonic)
+    told: float = 0.0
+    latest: deque[Interaction] = field(default_factory=lambda: deque(maxlen=128))
+
+    def __call__(self, interaction: Interaction) -> None:
+        """One interaction is over."""
+        self.latest.append(interaction)
+        now, done = time.monotonic(), interaction.step
+        if now - self.told < _TOLD_EVERY_S or done < 1:
+            return
+        self.told = now
+        pace = (now - self.began) / done
+        reward = math.fsum(i.reward for i in self.latest) / len(self.latest)
+        liked = sum(i.style == interaction.target for i in self.latest) / len(self.latest)
+        left, all_left = pace * (self.steps - done), pace * (self.steps * self.runs_left - done)
+        self.say(
+            f"{self.name}: step {done}/{self.steps}, reward {reward:.2f}, {interaction.target} {liked:.0%}, "
+            f"{left / 60:.1f} min left; {all_left / 60:.0f} min for all runs"
+        )
+
+
+async def use_server(
+    url: str,
+    env: StyleShift,
+    *,
+    batch: int,
+    seed: int,
+    concurrency: int,
+    ahead: int,
+    patience_s: float,
+    key: str = "",
+    on_interaction: Callable[[Interaction], None] = lambda interaction: None,
+) -> list[Interaction]:
+    """Let simulated users use the server at `url` until the environment's schedule is over."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=REQUEST_S)
+    async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
+        async with session.get(f"{url}/v1/models", headers=headers) as answer:
+            answer.raise_for_status()
+            model = (await answer.json())["data"][0]["id"]
+        async with PolicyClock.watching(session, url, headers) as clock:
+            users = Users(
+                session,
+                url,
+                model,
+                env,
+                clock,
+                batch=batch,
+                steps=env.schedule.steps,
+                seed=seed,
+                concurrency=concurrency,
+                ahead=ahead,
+                patience_s=patience_s,
+                headers=headers,
+                on_interaction=on_interaction,
+            )
+            return await users.run()
+
+
+class Comparison:
+    """Carries out `Settings`; `run` returns the table. May be stopped and called again at any time."""
+
+    def __init__(self, settings: Settings, say: Callable[[str], None] = print) -> None:
+        self.settings, self._say = settings, say
+        self._recipe: ServeRecipe = load_recipe(settings.recipe, list(settings.overrides))
+        self._env = make_env(settings.recipe, settings.overrides)
+        data = yaml.safe_load(settings.recipe.read_text(encoding="utf-8"))
+        rate = ((data.get("learner") or {}).get("policy") or {}).get("lr", 1e-3)
+        for word in settings.overrides:
+            if word.startswith("learner.policy.lr="):
+                rate = word.partition("=")[2]
+        self._rate = float(rate)
+
+    async def run(self) -> str:
+        """Do what is not done yet, then report. Raises what a run raises; what is finished stays."""
+        settings = self.settings
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        tuning = [Run(m, settings.tuning_seed, lr) for lr in settings.grid for m in settings.methods]
+        left = [run for run in tuning if not run.path(settings.folder).is_file()]
+        unknown = sum(not Run(m, s, self.rates().get(m, -1.0)).path(settings.folder).is_file()
+                      for m in settings.methods for s in settings.seeds)  # fmt: skip
+        if left or unknown:
+            await cold_start(settings.recipe, settings.runs, settings.overrides)
+        for i, run in enumerate(left):
+            await self._one(run, len(left) - i + unknown)
+        rates = self.rates()
+        runs = [Run(m, seed, rates[m]) for seed in settings.seeds for m in settings.methods]
+        missing = [run for run in runs if not run.path(settings.folder).is_file()]
+        for i, run in enumerate(missing):
+            await self._one(run, len(missing) - i)
+            self.report()
+        return self.report()
+
+    def rates(self) -> Mapping[str, float]:
+        """The rate of each method, as far as the search has found it."""
+        settings, found = self.settings, {}
+        for method in settings.methods:
+            rate: float | None = self._rate
+            if settings.grid:
+                steps = self._env.schedule.steps
+                rate = best_rate(settings.folder, method, settings.tuning_seed, settings.grid, steps)
+            if rate is not None:
+                found[method] = rate
+        return found
+
+    def report(self) -> str:
+        """Draw `style_shift.png` and write `style_shift.md` from all finished seeds; the table."""
+        settings, rates = self.settings, self.rates()
+        results: dict[str, dict[int, list[Interaction]]] = {}
+        for method in settings.methods:
+            for seed in settings.seeds:
+                if method in rates and (path := Run(method, seed, rates[method]).path(settings.folder)).is_file():
+                    results.setdefault(method, {})[seed] = read_csv(path)
+        if not results:
+            return "no run is finished\n"
+        text = table(results, self._env.schedule, rates)
+        (settings.folder / "style_shift.md").write_text(text, encoding="utf-8")
+        draw(results, self._env.schedule, settings.folder / "style_shift.png")
+        return text
+
+    async def _one(self, run: Run, runs_left: int) -> None:
+        settings, env = self.settings, self._env
+        steps = env.schedule.steps
+        overrides = [
+            *settings.overrides,
+            f"seed={run.seed}",
+            f"learner.algorithm={run.method}",
+            f"learner.policy.lr={run.lr!r}",
+            f"learner.steps={steps}",
+            "learner.tracker=null",
+        ]
+        self._say(f"{run.name}: starting a server and its learner")
+        model = settings.runs / "start" / "sft"
+        async with learning_server(settings.recipe, settings.runs, run.name, model, overrides) as url:
+            try:
+                interactions = await use_server(
+                    url,
+                    env,
+                    batch=self._recipe.learner.batch_size,
+                    seed=run.seed,
+                    concurrency=settings.concurrency,
+                    ahead=settings.ahead,
+                    patience_s=settings.patience_s,
+                    on_interaction=Teller(run.name, steps, runs_left, self._say),
+                )
+            except* Stalled as group:
+                raise Stalled(f"{group.exceptions[0]}; see the logs in {settings.runs / run.name}") from group
+        write_csv(run.path(settings.folder), interactions)
+        clear(settings.runs, run.name, settings.folder)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what stopped runs have left in `folder`; finished ones stay."""
+    shutil.rmtree(folder / "runs", ignore_errors=True)

@@ -1,0 +1,124 @@
+"""Simulated users: they ask, judge what they get by the style they prefer at the time, and say so."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from agent.simulate.clock import PolicyClock, Stalled
+from agent.simulate.recovery import Interaction
+from envs.style_shift.env import StyleShift
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 5.0
+
+
+class UserFault(RuntimeError):
+    """The server does not do what its interface says; the message has its answer."""
+
+
+@dataclass
+class Users:
+    """`concurrency` users of the server at `url`, over its public HTTP interface only.
+
+        users = Users(session, url, "style_shift_tiny", env, clock, batch=32, steps=160, seed=0)
+        interactions = await users.run()
+
+    What they prefer follows the environment's schedule by the clock's step. They pace themselves: at step s at most
+    (s + 1 + `ahead`) * `batch` conversations are begun, so that two methods get equally many at equal steps,
+    however fast the machine is. Prompts are drawn from `seed`.
+    """
+
+    session: aiohttp.ClientSession
+    url: str
+    model: str
+    env: StyleShift
+    clock: PolicyClock
+    batch: int
+    steps: int
+    seed: int = 0
+    concurrency: int = 16
+    ahead: int = 1
+    patience_s: float = 600.0
+    headers: dict[str, str] = field(default_factory=dict)
+    on_interaction: Callable[[Interaction], None] = lambda interaction: None
+    _begun: int = 0
+    _found: list[Interaction] = field(default_factory=list)
+
+    async def run(self) -> list[Interaction]:
+        """Use the server until the schedule is over; every interaction in the order of its beginning.
+
+        Raises `Stalled` when the policy stops moving and `UserFault` for answers that nobody may give.
+        """
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.concurrency):
+                group.create_task(self._user())
+        return sorted(self._found, key=lambda interaction: interaction.index)
+
+    async def _user(self) -> None:
+        while True:
+            index, self._begun = self._begun, self._begun + 1
+            needed = index // self.batch - self.ahead
+            if needed >= self.steps:
+                return
+            await self.clock.reach(needed, patience_s=self.patience_s)
+            if self.clock.step >= self.steps:
+                return
+            await self._interact(index)
+
+    async def _interact(self, index: int) -> None:
+        rng = random.Random(f"{self.seed}:{index}")
+        task_id = rng.choice(self.env.task_ids)
+        step, began = self.clock.step, time.monotonic()
+        target = self.env.schedule.at(step).style
+        question = {
+            "model": self.model,
+            "messages": self.env.messages(task_id, step),
+            "user": f"simulated-{index % self.concurrency}",
+            "seed": rng.randrange(2**31),
+        }
+        answer = await self._post("/v1/chat/completions", question)
+        text = answer["choices"][0]["message"]["content"] or ""
+        verdict = await self.env.verdict(task_id, text, step)
+        reward = verdict.reward(target)
+        metadata = {"style": verdict.style, "target": target, "phase": self.env.schedule.index(step), "step": step}
+        await self._post(
+            "/v1/feedback", {"response_id": answer["id"], "reward": reward, "final": True, "metadata": metadata}
+        )
+        interaction = Interaction(
+            index=index,
+            step=step,
+            version=answer["policy_version"],
+            task_id=task_id,
+            style=verdict.style,
+            target=target,
+            quality=verdict.quality,
+            reward=reward,
+            seconds=time.monotonic() - began,
+        )
+        self._found.append(interaction)
+        self.on_interaction(interaction)
+
+    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer of a call that is made again while the server is busy or away. Feedback may be sent twice."""
+        deadline, wait_s = time.monotonic() + self.patience_s, _FIRST_WAIT_S
+        while True:
+            try:
+                async with self.session.post(self.url + path, json=body, headers=self.headers) as answer:
+                    if answer.status == 200:
+                        found: dict[str, Any] = await answer.json()
+                        return found
+                    problem = f"{path} was answered {answer.status}: {(await answer.text())[:500]}"
+                    if answer.status != 429 and answer.status < 500:
+                        raise UserFault(problem)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problem = f"{path} was not answered: {error!r}"
+            if time.monotonic() > deadline:
+                raise Stalled(problem)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
