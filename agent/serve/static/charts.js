@@ -12,6 +12,9 @@ function clock(point) {
   return new Date(at.getTime() - at.getTimezoneOffset() * 60000).toISOString().slice(0, -1);
 }
 
+/** Plotly reads a few tags in its texts; names come from whoever gives feedback. */
+const plain = (name) => name.replaceAll("<", "‹");
+
 /** Stretches of points with the same phase: [{name, from, to}], each up to where the next one begins. */
 export function phasesOf(points) {
   const found = [];
@@ -66,7 +69,7 @@ export class Charts {
     const points = this.#points;
     const x = points.map(clock);
     const line = (name, pick, colour, more = {}) => ({
-      name, x, y: points.map(pick), mode: "lines", line: { color: colour, width: 2 }, connectgaps: false, ...more,
+      name: plain(name), x, y: points.map(pick), mode: "lines", line: { color: colour, width: 2 }, connectgaps: false, ...more,
     });
     const [blue, orange] = [css("--first"), css("--second")];
     const styles = [...new Set(points.flatMap((point) => Object.keys(point.styles)))].sort();
@@ -81,7 +84,7 @@ export class Charts {
     this.#plot(
       "chart-lag",
       [
-        line("lag (versions)", (p) => p.lag, blue),
+        line("lag", (p) => p.lag, blue),
         line("gated share", (p) => p.gated, orange, { yaxis: "y2" }),
       ],
       { y: { rangemode: "tozero" }, y2: { tickformat: ".0%", rangemode: "tozero" } },
@@ -89,7 +92,7 @@ export class Charts {
     this.#plot(
       "chart-queue",
       [
-        line("queue (episodes)", (p) => p.queue, blue),
+        line("queue", (p) => p.queue, blue),
         line("episodes per minute", (p) => p.episodes_per_minute, orange, { yaxis: "y2" }),
       ],
       { y: { rangemode: "tozero" }, y2: { rangemode: "tozero" } },
@@ -97,34 +100,38 @@ export class Charts {
   }
 
   #plot(id, traces, { y, y2, names = false }) {
+    // An axis without a value yet would be labelled with whatever plotly makes up.
+    const known = (side) => traces.some((trace) => (trace.yaxis ?? "y") === side && trace.y.some((value) => value != null));
+    const x = this.#points.length ? { range: [clock(this.#points[0]), clock(this.#points.at(-1))] } : { visible: false };
     const text = css("--soft");
     const axis = { gridcolor: css("--line"), zeroline: false, tickfont: { size: 11 }, fixedrange: true, automargin: true };
     const phases = phasesOf(this.#points);
+    const nothing = !known("y") && !known("y2");
     const layout = {
       height: 190,
       margin: { l: 38, r: y2 ? 38 : 8, t: names ? 18 : 6, b: 24 },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: text, size: 11, family: css("--font") },
-      showlegend: traces.length > 1,
+      showlegend: !nothing && traces.length > 1,
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
       hovermode: "x unified",
       hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), font: { color: css("--text") } },
-      xaxis: { ...axis, type: "date", showgrid: false, nticks: 5, tickformat: "%H:%M:%S", hoverformat: "%H:%M:%S" },
-      yaxis: { ...axis, nticks: 5, ...y },
+      xaxis: { ...axis, ...x, type: "date", showgrid: false, nticks: 5, tickformat: "%H:%M:%S", hoverformat: "%H:%M:%S" },
+      yaxis: { ...axis, nticks: 5, ...y, showticklabels: known("y") },
       shapes: phases.map((phase) => ({
         type: "rect", xref: "x", yref: "paper", x0: clock(phase.from), x1: clock(phase.to), y0: 0, y1: 1,
         fillcolor: this.#colour(phase.name), opacity: 0.14, line: { width: 0 }, layer: "below",
       })),
-      annotations: names
-        ? phases.map((phase) => ({
-            text: phase.name.replaceAll("<", "‹"), // plotly reads a few tags in its texts
-            xref: "x", yref: "paper", x: clock(phase.from), y: 1, xanchor: "left", yanchor: "bottom",
-            showarrow: false, font: { size: 11, color: css("--text") },
-          }))
-        : [],
+      annotations: [
+        ...(nothing ? [{ text: "nothing known yet", xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false }] : []),
+        ...(names ? phases : []).map((phase) => ({
+          text: plain(phase.name), xref: "x", yref: "paper", x: clock(phase.from), y: 1,
+          xanchor: "left", yanchor: "bottom", showarrow: false, font: { size: 11, color: css("--text") },
+        })),
+      ],
     };
-    if (y2) layout.yaxis2 = { ...axis, nticks: 5, overlaying: "y", side: "right", showgrid: false, ...y2 };
+    if (y2) layout.yaxis2 = { ...axis, nticks: 5, overlaying: "y", side: "right", showgrid: false, ...y2, showticklabels: known("y2") };
     globalThis.Plotly.react(id, traces, layout, { displayModeBar: false, responsive: true });
   }
 }

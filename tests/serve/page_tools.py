@@ -1,0 +1,93 @@
+"""A real browser, and a tiny model that has been taught to say one sentence and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from playwright.async_api import Browser, Page, async_playwright
+from serve_tools import TEXTS
+from transformers import AutoModelForCausalLM
+
+from agent.chat import ChatRenderer
+from learner.config import TinyModelConfig
+from learner.tiny import write_tiny_model
+
+WAIT_MS = 30_000
+
+
+def find_browser() -> str:
+    """A Chromium on this machine; fails, and says what to install, where there is none."""
+    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+        if found := shutil.which(name):
+            return found
+    raise AssertionError("no Chromium found: run `sh agent/serve/install_chromium.sh` (Debian's package is `chromium`)")
+
+
+@contextlib.asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    """A headless browser."""
+    async with async_playwright() as playwright:
+        # Chromium's own sandbox does not work as root; nothing but our page is opened.
+        browser = await playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+class Watched:
+    """A page, and everything that went wrong in it or left its origin."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", self._said)
+
+    def _said(self, message: Any) -> None:
+        # Maps' style sheet, which plotly wants to add whether there is a map or not; the policy forbids it.
+        maps = "Applying inline style" in message.text and message.location["url"].endswith("/static/plotly.min.js")
+        if message.type in ("error", "warning") and not maps:
+            self.complaints.append(message.text)
+
+
+@contextlib.asynccontextmanager
+async def opened(browser: Browser, url: str, **context: Any) -> AsyncIterator[Watched]:
+    """The page at `url` in a fresh profile."""
+    async with await browser.new_context(**context) as profile:
+        profile.set_default_timeout(WAIT_MS)
+        watched = Watched(await profile.new_page())
+        await watched.page.goto(url)
+        yield watched
+
+
+def write_parrot(folder: Path, sentence: str) -> None:
+    """A tiny model in `folder` that answers whatever it is asked with `sentence`, when its best token is taken."""
+    shape = TinyModelConfig(
+        vocab_size=400, hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, experts=0, expert_width=32
+    )
+    write_tiny_model(folder, shape, [*TEXTS, sentence], 1)
+    renderer = ChatRenderer.from_pretrained(folder)
+    rows = []
+    for asked in ("Hello", "a", "Write a short text.", "more"):
+        prompt = renderer.start([{"role": "user", "content": asked}]).token_ids
+        answer = renderer.encode_action(sentence)
+        rows.append((torch.tensor([[*prompt, *answer]]), len(prompt)))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        loss = torch.zeros(())
+        for ids, start in rows:
+            logits = model(ids).logits[0, start - 1 : -1]
+            loss = loss + torch.nn.functional.cross_entropy(logits, ids[0, start:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.save_pretrained(folder)
