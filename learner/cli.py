@@ -19,6 +19,7 @@ from agent.engines.base import EngineFault
 from agent.store.protocol import StoreFault
 from envs.core import EnvironmentFault
 from envs.python_tir.problems import ProblemSourceError
+from envs.swe_bench.instance import InstanceError
 from learner.checkpoint import CheckpointError
 from learner.config import Recipe, RecipeError, load_recipe
 from learner.critic import FreezingError
@@ -39,6 +40,7 @@ EXPECTED = (
     StoreFault,
     EnvironmentFault,
     ProblemSourceError,
+    InstanceError,
     SandboxFault,
     ChatTemplateError,
 )
