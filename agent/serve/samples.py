@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_KEPT = 900
+_KEPT = 360  # a line on a chart is hardly wider, and a client may have a limit for the size of one event
 
 
 class Samples:

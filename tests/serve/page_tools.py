@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator
@@ -66,6 +67,61 @@ async def opened(browser: Browser, url: str, **context: Any) -> AsyncIterator[Wa
         watched = Watched(await profile.new_page())
         await watched.page.goto(url)
         yield watched
+
+
+class Relay:
+    """A TCP port that passes everything on to `url`, until it is cut; then it refuses until it listens again."""
+
+    def __init__(self, url: str) -> None:
+        self._host, _, port = url.removeprefix("http://").partition(":")
+        self._target, self._port = int(port), 0
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    async def __aenter__(self) -> Relay:
+        await self.listen()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.cut()
+
+    async def listen(self) -> None:
+        """Take connections, always at the same port."""
+        self._server = await asyncio.start_server(self._pass, "127.0.0.1", self._port)
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    async def cut(self) -> None:
+        """End all connections and take no more."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        there, back = await asyncio.open_connection(self._host, self._target)
+        try:
+            await asyncio.gather(_copy(reader, back), _copy(there, writer))
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self._open.discard(task)
+            back.transport.abort()
+            writer.transport.abort()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()
 
 
 def write_parrot(folder: Path, sentence: str) -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import yaml
-from page_tools import WAIT_MS, Watched, chromium, opened, write_parrot
+from page_tools import WAIT_MS, Relay, Watched, chromium, opened, write_parrot
 from playwright.async_api import Browser, expect
 from serve_tools import NAME, ServerProcess, client, serving, write_recipe
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("serve-page"), pytest.mark.timeout(240)]
+# One browser for all tests: each has a profile of its own, but a start takes seconds.
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.browser,
+    pytest.mark.xdist_group("serve-page"),
+    pytest.mark.timeout(240),
+]
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 KEY = "a-key-of-ann"
@@ -46,13 +51,13 @@ def server(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield running
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
     async with chromium() as running:
         yield running
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def watched(browser: Browser, server: ServerProcess) -> AsyncIterator[Watched]:
     """The page, live; at the end nothing in it has failed and nothing has left its origin."""
     async with opened(browser, server.url) as page:
@@ -215,19 +220,15 @@ async def test_dark_mode_is_honoured(browser: Browser, server: ServerProcess) ->
     assert seen["dark"] < 150 < 600 < seen["light"]
 
 
-async def test_the_figures_come_back_when_the_server_does(browser: Browser, parrot: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with serving(recipe_of(tmp_path, parrot, port=port)) as running:
-        async with opened(browser, running.url) as watched:
-            state = watched.page.locator("#state")
-            await expect(state).to_have_text("live")
-            await asyncio.to_thread(running.stop)
-            await expect(state).to_have_text("reconnecting")
-            await asyncio.to_thread(running.start)
-            await expect(state).to_have_text("live")
-            await ask(watched.page, "Hello")
+async def test_the_figures_come_back_when_the_connection_does(browser: Browser, server: ServerProcess) -> None:
+    async with Relay(server.url) as relay, opened(browser, relay.url) as watched:
+        state = watched.page.locator("#state")
+        await expect(state).to_have_text("live")
+        await relay.cut()
+        await expect(state).to_have_text("reconnecting")
+        await relay.listen()
+        await expect(state).to_have_text("live")
+        await ask(watched.page, "Hello")
 
 
 async def test_a_key_is_asked_for_and_missing_plotly_says_what_to_install(

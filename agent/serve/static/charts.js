@@ -87,7 +87,7 @@ export class Charts {
         line("lag", (p) => p.lag, blue),
         line("gated share", (p) => p.gated, orange, { yaxis: "y2" }),
       ],
-      { y: { rangemode: "tozero" }, y2: { tickformat: ".0%", rangemode: "tozero" } },
+      { y: { rangemode: "tozero" }, y2: { tickformat: "~%", rangemode: "tozero" } },
     );
     this.#plot(
       "chart-queue",
@@ -114,7 +114,7 @@ export class Charts {
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: text, size: 11, family: css("--font") },
       showlegend: !nothing && traces.length > 1,
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 }, itemwidth: 30 },
       hovermode: "x unified",
       hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), font: { color: css("--text") } },
       xaxis: { ...axis, ...x, type: "date", showgrid: false, nticks: 5, tickformat: "%H:%M:%S", hoverformat: "%H:%M:%S" },
@@ -131,7 +131,7 @@ export class Charts {
         })),
       ],
     };
-    if (y2) layout.yaxis2 = { ...axis, nticks: 5, overlaying: "y", side: "right", showgrid: false, ...y2, showticklabels: known("y2") };
+    if (y2) layout.yaxis2 = { ...axis, nticks: 5, overlaying: "y", side: "right", showgrid: false, tickmode: "auto", ...y2, showticklabels: known("y2") };
     globalThis.Plotly.react(id, traces, layout, { displayModeBar: false, responsive: true });
   }
 }

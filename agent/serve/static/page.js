@@ -14,22 +14,24 @@ const $ = (id) => document.getElementById(id);
 const charts = new Charts();
 let model = "";
 let points = [];
+const styles = new Set(); // every style that was ever reported
 let wakeUp = () => {};
 
 const show = (id, value, digits) => {
   $(id).textContent = value === null || value === undefined ? "–" : digits === undefined ? value : value.toFixed(digits);
 };
-const percent = (share) => (share === null || share === undefined ? null : `${Math.round(100 * share)} %`);
+const percent = (share, digits = 0) => (share === null || share === undefined ? null : `${(100 * share).toFixed(digits)} %`);
 
 function showFigures(data) {
   if ("reward_mean" in data) {
     show("reward", data.reward_mean, 2);
     show("episodes", data.episodes_per_minute);
     $("reward-note").textContent = `last ${Math.min(data.feedback, 128)} of ${data.feedback} verdicts`;
-    const styles = Object.entries(data.style_share);
-    const first = data.phase in data.style_share ? [data.phase, data.style_share[data.phase]] : styles[0];
-    show("style", first ? percent(first[1]) : null);
-    if (first) $("style-note").textContent = data.phase === first[0] ? `${first[0]}, preferred now` : first[0];
+    for (const style of Object.keys(data.style_share)) styles.add(style);
+    // The preferred style, which may have a share of 0; where phases are not named after styles, the most frequent one.
+    const style = styles.has(data.phase) ? data.phase : Object.keys(data.style_share)[0];
+    show("style", style === undefined ? null : percent(data.style_share[style] ?? 0));
+    if (style !== undefined) $("style-note").textContent = style === data.phase ? `${style}, preferred now` : style;
   }
   if (["hello", "status", "version"].includes(data.kind)) show("version", data.version);
   if (data.pinned !== undefined) $("version-note").textContent = data.pinned ? "pinned" : "served now";
@@ -38,7 +40,7 @@ function showFigures(data) {
   const metrics = data.learner_metrics ?? (data.kind === "learner" ? data : null);
   if (metrics) {
     show("lag", metrics["lag/mean"], 2);
-    show("gated", percent(metrics["gate/share"]));
+    show("gated", percent(metrics["gate/share"], 1));
     $("learner-note").textContent = metrics.step === undefined ? "" : `step ${metrics.step}`;
   }
 }
@@ -54,6 +56,7 @@ const HANDLERS = {
     model = data.model;
     $("model").textContent = data.model;
     points = data.samples;
+    for (const point of points) for (const style of Object.keys(point.styles)) styles.add(style);
     charts.draw(points);
   },
   status(data) {
