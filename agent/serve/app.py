@@ -284,7 +284,7 @@ def _shown(metadata: dict[str, Any]) -> dict[str, Any]:
     """What watchers see of feedback's metadata: what the charts need, and no words that a user may have written."""
     return {
         k: v if not isinstance(v, str) else v[:40]
-        for k in ("style", "phase")
+        for k in ("style", "phase", "target")
         if isinstance(v := metadata.get(k), str | int)
     }
 

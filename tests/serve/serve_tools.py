@@ -22,15 +22,18 @@ from learner.tiny import write_tiny_model
 ROOT = Path(__file__).parents[2]
 NAME = "tiny"
 # Wide enough to say something else each time, and never to end by itself too soon.
-SHAPE = {"vocab_size": 320, "hidden_size": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "experts": 2}
+SHAPE: dict[str, Any] = {
+    **{"vocab_size": 320, "hidden_size": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "experts": 2},
+    **{"experts_per_token": 1, "expert_width": 8, "max_context": 512, "init_std": 0.2},
+}
 TEXTS = ["Write a short text. 好的, meow! ~ <tool_call>{}</tool_call>"] * 4
-MAX_CONTEXT = 512
+MAX_CONTEXT = SHAPE["max_context"]
 
 
-def write_models(folder: Path) -> tuple[Path, Path]:
+def write_models(folder: Path, **changes: int) -> tuple[Path, Path]:
     """Two snapshots of one shape with different weights."""
     for seed in (1, 2):
-        shape = TinyModelConfig(**SHAPE, experts_per_token=1, expert_width=8, max_context=MAX_CONTEXT, init_std=0.2)
+        shape = TinyModelConfig(**{**SHAPE, **changes})
         write_tiny_model(folder / f"m{seed}", shape, TEXTS, seed)
     return folder / "m1", folder / "m2"
 
@@ -64,7 +67,7 @@ class ServerProcess:
     def run_dir(self) -> Path:
         return self.recipe.parent / "runs" / NAME
 
-    def start(self) -> None:
+    def start(self, *, within_s: float = 90.0) -> None:
         before = len(self.said)
         with self.output.open("ab") as file:
             self.process = subprocess.Popen(
@@ -75,7 +78,7 @@ class ServerProcess:
                 stderr=file,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + within_s
         while "\nready: " not in (said := "\n" + self.said[before:]):
             assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{said[-4000:]}"
             assert time.monotonic() < deadline, f"not ready:\n{said[-4000:]}"
@@ -103,9 +106,9 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def serving(recipe: Path, *words: str) -> Iterator[ServerProcess]:
+def serving(recipe: Path, *words: str, within_s: float = 90.0) -> Iterator[ServerProcess]:
     server = ServerProcess(recipe, *words)
-    server.start()
+    server.start(within_s=within_s)
     try:
         yield server
     finally:
