@@ -1,0 +1,217 @@
+"""The recipes for repositories: keys that the environment takes, traces that fit, and a run in real containers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from rich.console import Console
+from run_tools import CHILDREN, ROOT, TrainCommand, last_step, metrics, training
+
+from agent.chat import ChatRenderer
+from agent.store.reading import EpisodeFilter, EpisodeReader
+from envs import make_core
+from envs.swe_bench.bash import TOOLS
+from envs.swe_bench.demo.source import demos
+from envs.swe_bench.demo.traces import play
+from envs.swe_bench.env import SWEBench
+from envs.tool_calls import parse_calls
+from learner.config import Recipe, load_recipe
+from learner.display import Display
+from learner.sft import collect_traces, encode_trace
+from learner.swe_traces import has_recorded, recorded_traces, swe_traces
+from learner.tiny import train_tokenizer
+from learner.traces import Message
+from sandboxes.docker_engine import LABEL_OWNER, DockerEngine, machine
+
+TINY = ROOT / "recipes" / "swe_tiny.yaml"
+LARGE = ROOT / "recipes" / "swe_30b.yaml"
+
+
+def actions(messages: list[Message]) -> list[str]:
+    return [message["content"] for message in messages if message["role"] == "assistant"]
+
+
+def task_of(messages: list[Message]) -> str:
+    """The instance whose issue the trace is about."""
+    env = make_core("sao/SWEBench-v0", instances="demo", scaffold="bash")
+    assert isinstance(env, SWEBench)
+    found = [one for one, row in env._load().items() if row.problem_statement.strip() in messages[1]["content"]]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("path", [TINY, LARGE], ids=lambda path: path.stem)
+def test_the_gate_is_the_narrow_one_and_an_episode_has_300_turns(path: Path) -> None:
+    """The paper's numbers for repositories; the environments take every key that the recipe gives them."""
+    recipe = load_recipe(path)
+    algorithm = recipe.learner.resolve()
+    assert (algorithm.eps_low, algorithm.eps_high) == (0.8, 3.0)
+    for env in (recipe.env, recipe.evaluation.env):
+        assert env is not None
+        assert env.id == "sao/SWEBench-v0"
+        assert env.kwargs["max_turns"] == 300
+        make_core(env.id, **env.kwargs)
+        # Grading is a step too.
+        limit_s = env.kwargs.get("call_timeout_s", 120.0) + 2 * env.kwargs.get("test_timeout_s", 1800.0)
+        assert recipe.runtime.limits.step_s > limit_s / 2
+
+
+def test_at_full_scale_the_tools_are_openhands_and_the_context_128k() -> None:
+    recipe = load_recipe(LARGE)
+    assert recipe.env.kwargs["scaffold"] == "openhands"
+    assert recipe.runtime.python == Path(".venv-openhands/bin/python")
+    assert recipe.runtime.max_context_tokens == 131_072
+    assert recipe.learner.batch_size == 128
+
+
+def test_recorded_traces_show_every_repository_solved_and_every_kind_of_mistake() -> None:
+    clean, mistaken = recorded_traces()
+    everywhere = {f"sao-demo__{name}-1" for name in demos()}
+    assert {task_of(messages) for messages in clean} == everywhere
+    assert len({tuple(actions(messages)) for messages in clean}) > 15
+    assert len(mistaken) >= 8
+    read = [[parse_calls(action, TOOLS).error for action in actions(messages)] for messages in mistaken]
+    assert any(any(errors) for errors in read), "a malformed call is among them"
+    assert not any(parse_calls(action, TOOLS).error for messages in clean for action in actions(messages))
+
+
+def test_draws_are_a_function_of_the_seed_and_of_the_share_of_mistakes() -> None:
+    clean, mistaken = recorded_traces()
+    assert list(swe_traces(20, bad=0.5, seed=3)) == list(swe_traces(20, bad=0.5, seed=3))
+    assert all(messages in clean for messages in swe_traces(20, bad=0.0, seed=3))
+    assert all(messages in mistaken for messages in swe_traces(20, bad=1.0, seed=3))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "there"),
+    [
+        ({"scaffold": "bash"}, True),
+        ({"scaffold": "bash", "instances": "demo", "max_turns": 5}, True),
+        ({}, False),
+        ({"scaffold": "openhands"}, False),
+        ({"scaffold": "bash", "instances": "rows.jsonl"}, False),
+    ],
+)
+def test_only_the_demo_set_with_its_tools_has_recorded_traces(kwargs: dict[str, Any], there: bool) -> None:
+    assert has_recorded("sao/SWEBench-v0", kwargs) is there
+    assert not has_recorded("sao/PythonTIR-v0", kwargs)
+
+
+async def test_a_cold_start_needs_no_container_and_its_traces_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every trace fits the context, every action a turn's limit; else the policy would learn what it may not do."""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    recipe: Recipe = load_recipe(TINY)
+    assert recipe.sft is not None
+    assert recipe.model.tiny is not None
+    with Display("swe_tiny", console=Console(file=io.StringIO())) as display:
+        clean, imperfect = await collect_traces(recipe, recipe.sft, display)
+    assert len(clean) == recipe.sft.clean_traces
+    assert len(imperfect) == recipe.sft.imperfect_traces
+    everything = [*clean, *imperfect]
+    corpus = [f"{m['role']}\n{m['content']}" for messages in everything for m in messages]
+    train_tokenizer(corpus[:4000], recipe.model.tiny.vocab_size).save_pretrained(tmp_path)
+    renderer = ChatRenderer.from_pretrained(tmp_path)
+    different = {str(messages): messages for messages in everything}.values()
+    assert max(len(encode_trace(messages, renderer)[0]) for messages in different) < recipe.runtime.max_context_tokens
+    longest = max(len(renderer.encode_action(action)) for messages in different for action in actions(messages))
+    assert longest < recipe.runtime.max_tokens_per_turn
+
+
+@pytest.mark.docker
+@pytest.mark.xdist_group("demo-images")
+@pytest.mark.timeout(900)
+async def test_a_recorded_trace_is_what_a_container_still_says() -> None:
+    """Recorded once, shipped for ever: an environment that speaks otherwise now would be learned wrongly."""
+    messages = max(recorded_traces()[0], key=len)
+    recipe = load_recipe(TINY)
+    env = make_core(recipe.env.id, **recipe.env.kwargs)
+    try:
+        again = await play(env, task_of(messages), actions(messages))
+    finally:
+        await env.aclose()
+    assert again.reward == 1.0
+
+    def timeless(found: list[Message]) -> list[tuple[str, str]]:
+        return [(m["role"], re.sub(r"\d+\.\d+s", "0.00s", m["content"])) for m in found]
+
+    assert timeless(again.messages) == timeless(messages)
+
+
+SMALL = [
+    "sft.imperfect_steps=60",
+    "value_pretraining.episodes=4",
+    "value_pretraining.held_out_episodes=2",
+    "value_pretraining.steps=1",
+    "learner.batch_size=4",
+    "learner.tracker=null",
+    "evaluation.tasks=1",
+    "evaluation.samples=1",
+]
+
+
+def containers_of(owners: set[int]) -> list[str]:
+    """Containers that processes with these ids made on this machine, when they had a minute to go."""
+
+    async def find() -> list[str]:
+        engine = DockerEngine()
+        try:
+            found = await engine.call(lambda: engine.client.api.containers(all=True, filters={"label": LABEL_OWNER}))
+        finally:
+            await engine.close()
+        names = {f"{machine()}:{pid}" for pid in owners}
+        return [c["Id"] for c in found if c["Labels"][LABEL_OWNER].rpartition(":")[0] in names]
+
+    deadline = time.monotonic() + 60
+    while (left := asyncio.run(find())) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return left
+
+
+def runtimes(command: TrainCommand) -> set[int]:
+    """Process ids of everything that the command was seen to start."""
+    command.watch()
+    return {process.pid for process in command.descendants}
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+@pytest.mark.xdist_group("demo-images")
+@pytest.mark.timeout(3600)
+def test_a_run_trains_in_real_containers_and_ctrl_c_leaves_none(tmp_path: Path) -> None:
+    """Cases C and D8: every stage, one update, then Ctrl-C with episodes under way; the same command goes on."""
+    words = [str(TINY), f"runs_dir={tmp_path}", *SMALL]
+    folder = tmp_path / "swe_tiny"
+    with training(*words, "learner.steps=50", output=tmp_path / "first") as command:
+        command.wait_for(lambda: last_step(folder) >= 1, within_s=2400)
+        owners = runtimes(command)
+        command.process.send_signal(signal.SIGINT)
+        assert command.end(within_s=600) == 0, command.said[-2000:]
+        assert command.survivors() == []
+        assert containers_of(owners) == []
+    reached = last_step(folder)
+    with training(*words, f"learner.steps={reached + 1}", output=tmp_path / "second") as command:
+        command.wait_for(lambda: last_step(folder) > reached, within_s=1200)
+        owners = runtimes(command)
+        assert command.end(within_s=600) == 0, command.said[-2000:]
+        assert command.survivors() == []
+    assert containers_of(owners) == []
+    assert not [
+        p for p in psutil.process_iter() if str(tmp_path) in " ".join(p.cmdline()) and CHILDREN[2] in p.cmdline()
+    ]
+    figures = [line for line in metrics(folder) if "rollout/reward" in line]
+    assert len(figures) == reached + 1
+    with EpisodeReader(folder / "episodes.sqlite") as reader:
+        rows = reader.list(EpisodeFilter(status="trained", limit=1000))
+    assert len(rows) == 4 * (reached + 1)
+    assert {row.env_id for row in rows} == {"sao/SWEBench-v0"}
+    assert "infrastructure_error" not in {row.stop_reason for row in rows}
