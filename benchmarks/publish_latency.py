@@ -153,8 +153,10 @@ async def measure(
     """Start an engine, load it, publish the two sets of weights to it in turn."""
     launch = launch_local if name == "local" else launch_vllm
     log = folder / f"{name}-{keep}.log"
-    limits = {"max_sequences": max(in_flight, 1), "max_context": MAX_CONTEXT}
-    process, url = await launch(folder / "start", version=0, log=log, **limits)  # type: ignore[arg-type]
+    limits: dict[str, Any] = {"max_sequences": max(in_flight, 1), "max_context": MAX_CONTEXT}
+    if name == "vllm":
+        limits["dtype"] = "float32"  # "auto" makes bfloat16 of it
+    process, url = await launch(folder / "start", version=0, log=log, **limits)
     engine = HttpEngine(url, keep_stale_cache=keep)
     try:
         load, made = Load(engine, in_flight), []
