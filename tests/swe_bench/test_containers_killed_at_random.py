@@ -77,7 +77,7 @@ async def left(killer: Killer) -> list[str]:
 @pytest.mark.parametrize(
     "episodes",
     [
-        pytest.param(8, marks=pytest.mark.timeout(900)),
+        pytest.param(8, marks=pytest.mark.timeout(1800)),
         pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
