@@ -15,6 +15,9 @@ SMOOTH = 3
 SHARE = 0.8
 """How much of the earlier reward has to be back."""
 
+LEAST = 0.1
+"""A method whose reward before a shift was below this had nothing that it could recover."""
+
 # Student's t, two-sided 95 %, by degrees of freedom; beyond the table the normal's is close enough.
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
@@ -62,7 +65,8 @@ def steps_to_recover(
     before: int = BEFORE,
     smooth: int = SMOOTH,
 ) -> int | None:
-    """Steps after `shift` until the reward is back at `share` of what it was before; None if not before `stop`.
+    """Steps after `shift` until the reward is back at `share` of what it was before; None if not before `stop`, and
+    if it was below `LEAST` before.
 
     Before: the mean of the last `before` steps. After: the mean of the last `smooth` steps since the shift, so the
     answer is at least `smooth`. Steps in which nobody asked are passed over. Raises `ValueError` if there is nothing
@@ -72,6 +76,8 @@ def steps_to_recover(
     if not earlier:
         raise ValueError(f"there is no reward in the {before} steps before step {shift}")
     goal = share * math.fsum(earlier) / len(earlier)
+    if goal < share * LEAST:
+        return None
     window: list[float] = []
     for step in range(shift, min(stop, len(rewards))):
         found = rewards[step]
