@@ -1,0 +1,64 @@
+"""Serving with vLLM as the engine: the same API, publications included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from serve_tools import NAME, ServerProcess, client, serving, write_models, write_recipe
+
+from agent.engines.base import EngineFault
+from agent.engines.client import HttpEngine
+from agent.engines.launch import vllm_python
+
+pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("serve-vllm"), pytest.mark.timeout(900)]
+
+
+def have_vllm() -> bool:
+    try:
+        return vllm_python().exists()
+    except EngineFault:
+        return False
+
+
+@pytest.fixture(scope="module")
+def big_heads(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A dense model, whose heads are not too small for vLLM's CPU attention."""
+    shape = {"experts": 0, "hidden_size": 64, "head_dim": 32, "expert_width": 64}
+    return write_models(tmp_path_factory.mktemp("vllm_models"), **shape)
+
+
+@pytest.fixture(scope="module")
+def server(big_heads: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    recipe = write_recipe(tmp_path_factory.mktemp("vllm"), big_heads[0])
+    words = ["engine.launch=vllm", "model.dtype=float32"]
+    with serving(recipe, *words, within_s=600) as running:
+        yield running
+
+
+@pytest.mark.skipif(not have_vllm(), reason="vLLM's environment is not here: make vllm")
+async def test_a_stream_goes_through_a_publication_on_vllm(server: ServerProcess, big_heads: tuple[Path, Path]) -> None:
+    """Case G6."""
+    learner = HttpEngine(server.engine)
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=120) as them:
+        stream = await them.chat.completions.create(
+            model=NAME, messages=[{"role": "user", "content": "Hi"}], max_tokens=400, stream=True
+        )
+        chunks = []
+        async for chunk in stream:
+            chunks.append(chunk)
+            if len(chunks) == 4:
+                await learner.publish(1, big_heads[1])
+    assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+    assert len(chunks) > 10
+    async with client(server.url) as api:
+        answer = await api.chat("after it")
+        assert answer["policy_versions"] == [1]
+        status, given = await api.feedback(answer["id"], thumbs="up")
+        assert (status, given["in_store"]) == (200, True)
+        status, back = await api.call("POST", "/v1/versions/rollback", {"version": 0})
+        assert (status, back["version"]) == (200, 2)
+        assert (await api.chat("and back"))["policy_versions"] == [2]
+    await learner.close()
