@@ -159,11 +159,11 @@ async def test_phases_are_shaded_and_styles_have_their_lines(watched: Watched, s
             await expect(page.locator("#chart-reward .annotation").last).to_contain_text(target)
     await expect(page.locator("#style-note")).to_contain_text("cute")
     assert await page.locator("#chart-reward .shapelayer path").count() >= 2
-    assert await page.locator("#chart-styles .legendtext").filter(has_text="cute").count() <= 1
+    await expect(page.locator("#chart-styles .legendtext").filter(has_text="cute")).to_have_count(1)
     # A page that is opened later has the same phases: the server keeps the history.
     await page.reload()
     await expect(page.locator("#chart-reward .annotation").last).to_contain_text("classical")
-    await expect(page.locator("#chart-reward .annotation").filter(has_text="cute")).to_have_count(1)
+    assert await page.locator("#chart-reward .shapelayer path").count() >= 2
 
 
 async def test_a_phone_needs_no_sideways_scrolling_and_its_targets_fit_a_finger(

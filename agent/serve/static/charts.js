@@ -26,6 +26,21 @@ export function phasesOf(points) {
   return found.filter((phase) => phase.name !== null);
 }
 
+/** Where names fit over `width` pixels, as {name, x} with x from 0 to 1. The present phase always has its name. */
+function labelsOf(phases, points, width) {
+  const [first, last] = [points[0]?.at, points.at(-1)?.at];
+  const found = [];
+  let free = width; // what is right of it is taken
+  for (const phase of phases.toReversed()) {
+    const need = 7 * phase.name.length + 6;
+    let start = (width * (phase.from.at - first)) / Math.max(last - first, 1e-3);
+    if (!found.length) start = Math.max(0, Math.min(start, width - need));
+    if (start + need <= free || !found.length) found.push({ name: phase.name, x: start / width });
+    free = Math.min(free, start);
+  }
+  return found.reverse();
+}
+
 export class Charts {
   #ready = false;
   #points = [];
@@ -113,7 +128,7 @@ export class Charts {
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: text, size: 11, family: css("--font") },
-      showlegend: !nothing && traces.length > 1,
+      showlegend: !nothing && !names,
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 }, itemwidth: 30 },
       hovermode: "x unified",
       hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), font: { color: css("--text") } },
@@ -125,8 +140,8 @@ export class Charts {
       })),
       annotations: [
         ...(nothing ? [{ text: "nothing known yet", xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false }] : []),
-        ...(names ? phases : []).map((phase) => ({
-          text: plain(phase.name), xref: "x", yref: "paper", x: clock(phase.from), y: 1,
+        ...(names ? labelsOf(phases, this.#points, document.getElementById(id).clientWidth - 46) : []).map(({ name, x }) => ({
+          text: plain(name), xref: "paper", yref: "paper", x, y: 1,
           xanchor: "left", yanchor: "bottom", showarrow: false, font: { size: 11, color: css("--text") },
         })),
       ],
