@@ -29,6 +29,7 @@ from agent.runtime_config import SamplingConfig, StageLimits
 from agent.solve_trace import Shown, ShownEngine, ShownEnv
 from agent.store.protocol import Ticket
 from envs import AsyncEnv, EnvironmentFault, make_core
+from envs.swe_bench.scaffold import have_openhands
 
 ENV_ID = "sao/SWEBench-v0"
 MAX_TOKENS_PER_TURN = 4096
@@ -60,6 +61,11 @@ def parser() -> argparse.ArgumentParser:
 
 def make_env(options: argparse.Namespace) -> AsyncEnv:
     """The environment, its rows read; raises `Unsolvable`."""
+    if options.scaffold == "openhands" and not have_openhands():
+        raise Unsolvable(
+            "--scaffold: OpenHands' libraries are not installed here (Python 3.12): `make openhands`, then run "
+            "this with .venv-openhands/bin/python; or take --scaffold bash"
+        )
     try:
         env = make_core(ENV_ID, instances=options.source, scaffold=options.scaffold, max_turns=options.max_turns)
         ids = env.task_ids

@@ -110,6 +110,7 @@ async def test_what_fails_is_told_and_markup_stays_text(model: Path) -> None:
         ([ROW, "--model", "/no/such/folder"], "--model: no such model folder"),
         ([ROW, "--temperature", "-1"], "--temperature"),
         ([ROW, "--max-context-tokens", "100000"], "--max-context-tokens: 100000 is more than the 32768"),
+        ([ROW, "--scaffold", "openhands"], "make openhands"),
         ([ROW, "--max-turns", "0"], "max_turns must be at least 1"),
         ([ROW, "--out", "/no/such/folder/episode"], "--out: there is no folder /no/such/folder"),
     ],
