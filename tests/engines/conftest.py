@@ -24,6 +24,10 @@ from agent.engines.launch import launch_vllm, stop_local, vllm_python
 VOCABULARY = 96
 MAX_CONTEXT = 2048  # seconds of decoding: what must happen in flight has the time to
 MAX_SEQUENCES = 32
+# A quiet machine needs half a minute, one that is busy with ten other things several. The start of a server counts
+# towards the first test on it.
+VLLM_READY_S = 900.0
+VLLM_TEST_S = VLLM_READY_S + 600
 
 _SHAPE = {
     "vocab_size": VOCABULARY,
@@ -117,7 +121,7 @@ def _vllm(tmp: Path, kind: str) -> Iterator[Server]:
     # head_dim: vLLM's CPU attention starts at 32.
     snapshots = [make_model(tmp / f"{kind}{seed}", kind, seed, nan=seed == 3, head_dim=32) for seed in (1, 2, 3)]
     log, loop = tmp / "log", asyncio.new_event_loop()
-    limits = {"max_context": MAX_CONTEXT, "max_sequences": MAX_SEQUENCES, "ready_timeout_s": 500}
+    limits = {"max_context": MAX_CONTEXT, "max_sequences": MAX_SEQUENCES, "ready_timeout_s": VLLM_READY_S}
     process, url = loop.run_until_complete(launch_vllm(snapshots[0], version=0, log=log, dtype="float32", **limits))
     try:
         yield Server(url, *snapshots, is_local=False)
@@ -148,8 +152,8 @@ _ENGINES = {
 
 
 def _parameters() -> list[Any]:
-    # One worker for each server, since it takes half a minute to start.
-    slow = [pytest.mark.vllm, pytest.mark.timeout(600)]
+    # One worker for each server: one start of it in the whole run.
+    slow = [pytest.mark.vllm, pytest.mark.timeout(VLLM_TEST_S)]
     return [
         pytest.param(name, marks=[*slow, pytest.mark.xdist_group(name)]) if name.startswith("vllm") else name
         for name in _ENGINES
@@ -167,7 +171,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 async def engine(server: Server) -> AsyncIterator[EngineUnderTest]:
     """The engine, serving its first snapshot under a version that no test has seen."""
-    client = HttpEngine(server.url, timeout_s=60)
+    client = HttpEngine(server.url, timeout_s=60 if server.is_local else 300)
     version = (await client.health()).version + 1
     await client.publish(version, server.first)
     yield EngineUnderTest(

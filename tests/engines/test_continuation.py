@@ -75,7 +75,7 @@ async def test_an_aborted_turn_goes_on_with_exact_log_probs_and_versions_of_ever
     running = asyncio.create_task(rollout(ticket, OneTurn(), engine.client, Numbers(), settings))
 
     async def sampled(count: int) -> None:
-        await until(engine, lambda health: health.tokens_generated >= start + count, timeout_s=60)
+        await until(engine, lambda health: health.tokens_generated >= start + count)
 
     await sampled(20)
     await engine.client.abort(f"{ticket.id}.{ticket.attempt}.1")

@@ -20,6 +20,7 @@ from agent.engines.client import HttpEngine
 from agent.episode import SamplingParams
 
 TOLERANCE = 1e-4  # float32, engine against a plain forward
+LONG = 1500  # tokens: no engine has sampled them before what is to happen in flight; then they are cut short
 
 
 @functools.cache
@@ -50,7 +51,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 async def until(
-    engine: EngineUnderTest, holds: Callable[[EngineHealth], bool], timeout_s: float = 20.0
+    engine: EngineUnderTest, holds: Callable[[EngineHealth], bool], timeout_s: float = 120.0
 ) -> EngineHealth:
     """Ask for the engine's health until `holds`."""
     deadline = time.monotonic() + timeout_s
@@ -58,6 +59,12 @@ async def until(
         assert time.monotonic() < deadline, health
         await asyncio.sleep(0.005)
     return health
+
+
+async def until_more(engine: EngineUnderTest, tokens: int) -> None:
+    """Until the engine has sampled `tokens` more, or has nothing left to sample."""
+    now = (await engine.client.health()).tokens_generated
+    await until(engine, lambda health: health.tokens_generated >= now + tokens or health.running == 0)
 
 
 async def test_every_token_has_its_logprob_and_version(engine: EngineUnderTest) -> None:
@@ -109,9 +116,15 @@ async def test_a_swap_in_flight_keeps_tokens_and_marks_versions(engine: EngineUn
     """Case A20: log-probs and versions by token; the old tokens stay, the new ones see them through new weights."""
     start = (await engine.client.health()).tokens_generated
     prompts = [prompt_of(5 + 20 * i, seed=i) for i in range(4)]
-    running = [asyncio.create_task(engine.client.generate(p, SamplingParams(max_tokens=400))) for p in prompts]
+    sampling = SamplingParams(max_tokens=LONG)
+    running = [
+        asyncio.create_task(engine.client.generate(p, sampling, request_id=f"swap-{i}")) for i, p in enumerate(prompts)
+    ]
     await until(engine, lambda health: health.tokens_generated >= start + 100)
     await engine.client.publish(engine.version + 1, engine.second)
+    await until_more(engine, 400)
+    for i in range(len(prompts)):
+        await engine.client.abort(f"swap-{i}")
     for prompt, done in zip(prompts, await asyncio.gather(*running), strict=True):
         assert sorted(done.versions) == list(done.versions)
         assert set(done.versions) == {engine.version, engine.version + 1}
@@ -138,9 +151,11 @@ async def test_a_cache_is_stale_only_where_that_was_asked_for(engine: EngineUnde
     sampling = SamplingParams(max_tokens=60)
     try:
         start = (await engine.client.health()).tokens_generated
-        running = asyncio.create_task(keeping.generate(prompt, SamplingParams(max_tokens=600)))
+        running = asyncio.create_task(keeping.generate(prompt, SamplingParams(max_tokens=LONG), request_id="kept"))
         await until(engine, lambda health: health.tokens_generated >= start + 50)
         await keeping.publish(engine.version + 1, engine.second)
+        await until_more(engine, 200)
+        await keeping.abort("kept")
         kept = await running
         cut = kept.versions.index(engine.version + 1)
         fresh = reference(engine.second, prompt, kept.token_ids)[cut:]
@@ -218,18 +233,22 @@ async def test_a_client_that_goes_away_stops_its_generation(engine: EngineUnderT
 async def test_a_pause_keeps_requests_and_resume_goes_on(engine: EngineUnderTest) -> None:
     async with aiohttp.ClientSession(engine.client.url) as session:
         start = (await engine.client.health()).tokens_generated
-        running = asyncio.create_task(engine.client.generate([1, 2], SamplingParams(max_tokens=1500)))
+        sampling = SamplingParams(max_tokens=LONG)
+        running = asyncio.create_task(engine.client.generate([1, 2], sampling, request_id="paused"))
         await until(engine, lambda health: health.tokens_generated > start)
         async with session.post("/pause?mode=keep") as response:
             assert response.status == 200
         paused_at = (await engine.client.health()).tokens_generated
         late = asyncio.create_task(engine.client.generate([3], SamplingParams(max_tokens=1)))
         for _ in range(20):
-            assert (await engine.client.health()).tokens_generated == paused_at < start + 1500
+            assert (await engine.client.health()).tokens_generated == paused_at < start + LONG
         async with session.post("/resume") as response:
             assert response.status == 200
-    assert len((await running).token_ids) == 1500
     assert len((await late).token_ids) == 1
+    await until_more(engine, 50)
+    await engine.client.abort("paused")
+    assert_same((done := await running).logprobs, reference(engine.first, [1, 2], done.token_ids))
+    assert len(done.token_ids) > paused_at - start
 
 
 async def test_past_the_time_limit_the_request_is_gone(engine: EngineUnderTest) -> None:

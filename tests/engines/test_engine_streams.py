@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
 
 import msgspec
 import pytest
@@ -115,9 +114,7 @@ async def test_many_streams_at_once_all_end(engine: EngineUnderTest) -> None:
         partials = [p async for p in engine.client.stream([1, i % 90], SamplingParams(max_tokens=1 + i % 9))]
         return sum(len(p.token_ids) for p in partials)
 
-    began = time.monotonic()
     assert await asyncio.gather(*(run(i) for i in range(100))) == [1 + i % 9 for i in range(100)]
-    assert time.monotonic() - began < 60
 
 
 def _chunk(tokens: list[int], finish: str | None = None) -> bytes:

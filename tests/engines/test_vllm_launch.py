@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import have_vllm, make_model
+from conftest import VLLM_READY_S, VLLM_TEST_S, have_vllm, make_model
 
 from agent.engines.base import EngineFault
 from agent.engines.launch import launch_vllm
@@ -19,8 +19,8 @@ from agent.engines.vllm_plugin import check
 if have_vllm():  # or else not collected, as in conftest.py
 
     @pytest.mark.vllm
-    @pytest.mark.timeout(600)
-    @pytest.mark.xdist_group("vllm-dense")
+    @pytest.mark.timeout(VLLM_TEST_S)
+    @pytest.mark.xdist_group("vllm-launch")
     async def test_vllm_and_its_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         """Case D8: whoever started it being killed leaves no engine behind."""
         model = make_model(tmp_path / "model", "dense", 1, head_dim=32)
@@ -29,17 +29,18 @@ if have_vllm():  # or else not collected, as in conftest.py
             "from agent.engines.launch import launch_vllm\n"
             "async def main():\n"
             "    folder = pathlib.Path(sys.argv[1])\n"
-            "    process, _ = await launch_vllm(folder, version=0, log=folder / 'log', dtype='float32')\n"
+            "    limits = {'dtype': 'float32', 'ready_timeout_s': float(sys.argv[2])}\n"
+            "    process, _ = await launch_vllm(folder, version=0, log=folder / 'log', **limits)\n"
             "    print(process.pid, flush=True)\n"
             "    await asyncio.Event().wait()\n"
             "asyncio.run(main())\n"
         )
         parent = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", code, str(model), stdout=asyncio.subprocess.PIPE
+            sys.executable, "-c", code, str(model), str(VLLM_READY_S), stdout=asyncio.subprocess.PIPE
         )
         assert parent.stdout is not None
         try:
-            pid = int(await asyncio.wait_for(parent.stdout.readline(), 500))
+            pid = int(await asyncio.wait_for(parent.stdout.readline(), VLLM_READY_S + 60))
             server = psutil.Process(pid)
             processes = [server, *server.children(recursive=True)]
             assert len(processes) > 1
@@ -50,17 +51,18 @@ if have_vllm():  # or else not collected, as in conftest.py
         def alive() -> list[psutil.Process]:
             return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while alive():
             assert time.monotonic() < deadline, alive()
             await asyncio.sleep(0.1)
 
     @pytest.mark.vllm
-    @pytest.mark.timeout(600)
+    @pytest.mark.timeout(VLLM_TEST_S)
+    @pytest.mark.xdist_group("vllm-launch")
     async def test_heads_that_vllm_cannot_serve_are_said_at_the_start(tmp_path: Path) -> None:
         model = make_model(tmp_path / "model", "dense", 1, head_dim=16)
         with pytest.raises(EngineFault, match="ended with code"):
-            await launch_vllm(model, version=0, log=tmp_path / "log", ready_timeout_s=500)
+            await launch_vllm(model, version=0, log=tmp_path / "log", ready_timeout_s=VLLM_READY_S)
         assert "no CPU attention for head_dim 16" in (tmp_path / "log").read_text()
 
 
