@@ -10,10 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from rich.console import Console
-from run_tools import CHILDREN, ROOT, TrainCommand, last_step, metrics, training
+from run_tools import ROOT, TrainCommand, last_step, metrics, training
 
 from agent.chat import ChatRenderer
 from agent.store.reading import EpisodeFilter, EpisodeReader
@@ -177,7 +176,7 @@ def containers_of(owners: set[int]) -> list[str]:
     return left
 
 
-def runtimes(command: TrainCommand) -> set[int]:
+def pids(command: TrainCommand) -> set[int]:
     """Process ids of everything that the command was seen to start."""
     command.watch()
     return {process.pid for process in command.descendants}
@@ -187,31 +186,29 @@ def runtimes(command: TrainCommand) -> set[int]:
 @pytest.mark.docker
 @pytest.mark.xdist_group("demo-images")
 @pytest.mark.timeout(3600)
-def test_a_run_trains_in_real_containers_and_ctrl_c_leaves_none(tmp_path: Path) -> None:
-    """Cases C and D8: every stage, one update, then Ctrl-C with episodes under way; the same command goes on."""
-    words = [str(TINY), f"runs_dir={tmp_path}", *SMALL]
+def test_a_run_trains_in_real_containers_and_leaves_none(tmp_path: Path) -> None:
+    """Cases C and D8: a runtime that is killed in mid-episode leaves containers, which the same command sweeps when it
+    goes on; Ctrl-C, with episodes under way, leaves none. What is trained ended by itself or by a cap."""
+    words = [str(TINY), f"runs_dir={tmp_path}", *SMALL, "learner.steps=50"]
     folder = tmp_path / "swe_tiny"
-    with training(*words, "learner.steps=50", output=tmp_path / "first") as command:
+    with training(*words, output=tmp_path / "first") as command:
         command.wait_for(lambda: last_step(folder) >= 1, within_s=2400)
-        owners = runtimes(command)
+        owners = pids(command)
+        command.child("agent.runtime").kill()
+        assert command.end(within_s=600) == 1
+        assert "the runtime ended with code -9" in command.said
+        assert command.survivors() == []
+    reached = last_step(folder)
+    with training(*words, output=tmp_path / "second") as command:
+        command.wait_for(lambda: last_step(folder) > reached, within_s=1200)
+        owners |= pids(command)
         command.process.send_signal(signal.SIGINT)
         assert command.end(within_s=600) == 0, command.said[-2000:]
         assert command.survivors() == []
-        assert containers_of(owners) == []
-    reached = last_step(folder)
-    with training(*words, f"learner.steps={reached + 1}", output=tmp_path / "second") as command:
-        command.wait_for(lambda: last_step(folder) > reached, within_s=1200)
-        owners = runtimes(command)
-        assert command.end(within_s=600) == 0, command.said[-2000:]
-        assert command.survivors() == []
     assert containers_of(owners) == []
-    assert not [
-        p for p in psutil.process_iter() if str(tmp_path) in " ".join(p.cmdline()) and CHILDREN[2] in p.cmdline()
-    ]
-    figures = [line for line in metrics(folder) if "rollout/reward" in line]
-    assert len(figures) == reached + 1
+    steps = [line["step"] for line in metrics(folder) if "rollout/reward" in line]
     with EpisodeReader(folder / "episodes.sqlite") as reader:
         rows = reader.list(EpisodeFilter(status="trained", limit=1000))
-    assert len(rows) == 4 * (reached + 1)
+    assert len(rows) == 4 * max(steps)
     assert {row.env_id for row in rows} == {"sao/SWEBench-v0"}
-    assert "infrastructure_error" not in {row.stop_reason for row in rows}
+    assert {row.stop_reason for row in rows} <= {"terminated", "truncated_context", "truncated_turns"}
