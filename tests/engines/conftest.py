@@ -112,7 +112,7 @@ def _local(tmp: Path, kind: str) -> Iterator[Server]:
         assert process.poll() is None, f"the engine died: {(tmp / 'log').read_text()}"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
         log.close()
 
 
