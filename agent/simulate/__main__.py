@@ -1,6 +1,6 @@
 """Simulated users whose taste shifts, for SAO and a running-mean baseline: `python -m agent.simulate [RECIPE | URL]`.
 
-python -m agent.simulate recipes/style_shift_tiny.yaml --seeds 0,1,2 --grid 5e-4,1e-3,2e-3 --out runs/style_shift
+python -m agent.simulate recipes/style_shift_tiny.yaml --seeds 0,1,2 --grid 2e-4,3e-4 --out runs/style_shift
 python -m agent.simulate http://127.0.0.1:8000 --recipe recipes/style_shift_tiny.yaml
 """
 
