@@ -98,6 +98,8 @@ class Loop:
                 if progress.step % recipe.learner.evaluate_every == 0 or progress.step == recipe.learner.steps:
                     figures |= await self._evaluate(record=False)
                 self._report(figures)
+        if progress.claims:  # stopped while it waited for episodes, as one that learns online mostly does
+            await self._checkpoint()
         if self.evaluated_at != progress.step and not self.stop.is_set():
             await self._evaluate()
         return self.last_evaluation
@@ -109,6 +111,7 @@ class Loop:
         """
         progress = self.learner.progress
         await self.services.store.recover(progress.claims)
+        progress.claims.clear()
         status = await self.services.store.status()
         served = max([status.version, *(health.version for health in await self.services.engine_healths())])
         if progress.step > 0:
@@ -183,11 +186,16 @@ class Loop:
         if result.policy_moved:
             progress.version += 1
         if progress.step % config.checkpoint_every == 0 or progress.step == config.steps or self.stop.is_set():
-            await asyncio.to_thread(self.learner.save, self.folder / "checkpoints")
-            for claim_id in progress.claims:
-                await self.services.store.commit(claim_id, progress.version)
-            progress.claims.clear()
+            await self._checkpoint()
         return await self._publish() if result.policy_moved else {}
+
+    async def _checkpoint(self) -> None:
+        """Write a checkpoint; what it has learned from is trained for good."""
+        progress = self.learner.progress
+        await asyncio.to_thread(self.learner.save, self.folder / "checkpoints")
+        for claim_id in progress.claims:
+            await self.services.store.commit(claim_id, progress.version)
+        progress.claims.clear()
 
     async def _publish(self) -> dict[str, float]:
         """Serve the learner's weights as the present version, and have every engine show that it does.

@@ -112,8 +112,9 @@ class LearnerChild:
 
 
 def _die_with_parent() -> None:
-    # A server that is killed must not leave a learner that publishes to nobody and holds the run's lock.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # A server that is killed must not leave a learner that publishes to nobody and holds the run's lock. Asked to stop,
+    # one that waits for the engine to come back would go on waiting, and keep the next server's learner out.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def learner_command(recipe: Path, overrides: Sequence[str], *, store: str, engine: str) -> list[str]:

@@ -64,6 +64,34 @@ async def test_stopping_leaves_no_learner_behind(tmp_path: Path) -> None:
     assert not process.is_running()
 
 
+KEEPS_ON = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ignoring SIGTERM", flush=True)
+time.sleep(600)
+"""
+RUNS_IT = """
+import asyncio, sys
+from pathlib import Path
+from agent.serve.learner_child import LearnerChild
+command, output = [sys.executable, "-c", sys.argv[1]], Path(sys.argv[2])
+options = dict(restarts=0, first_backoff_s=1.0, settled_s=1.0, pinned=lambda: False)
+asyncio.run(LearnerChild(command, output, **options).run())
+"""
+
+
+async def test_a_killed_server_takes_a_learner_along_that_would_rather_wait(tmp_path: Path) -> None:
+    """One that waits for its engine would keep the run's lock, and the next server's learner out."""
+    log = tmp_path / "learner.log"
+    server = await asyncio.create_subprocess_exec(sys.executable, "-c", RUNS_IT, KEEPS_ON, str(log))
+    await until(lambda: log.exists() and "ignoring" in log.read_text())
+    [learner] = psutil.Process(server.pid).children()
+    server.kill()
+    await server.wait()
+    psutil.wait_procs([learner], timeout=20)
+    assert not learner.is_running() or learner.status() == psutil.STATUS_ZOMBIE
+
+
 async def test_while_versions_are_pinned_a_dead_learner_waits(tmp_path: Path) -> None:
     """Case G7: what was rolled back is not published again by a learner that starts anew."""
     pinned = True
