@@ -38,14 +38,14 @@ def write_models(folder: Path, **changes: int) -> tuple[Path, Path]:
     return folder / "m1", folder / "m2"
 
 
-def write_recipe(folder: Path, model: Path, **serve: Any) -> Path:
-    """A recipe whose run lives in `folder`."""
+def write_recipe(folder: Path, model: Path, *, engine: str = "", **serve: Any) -> Path:
+    """A recipe whose run lives in `folder`; `engine`: the address of one that runs already."""
     recipe = {
         "name": NAME,
         "runs_dir": str(folder / "runs"),
         "model": {"path": str(model)},
         "learner": {"batch_size": 4},
-        "engine": {"max_sequences": 32, "max_context": MAX_CONTEXT},
+        "engine": {"max_sequences": 32, "max_context": MAX_CONTEXT, **({"urls": [engine]} if engine else {})},
         "runtime": {"max_tokens_per_turn": 400, "max_context_tokens": MAX_CONTEXT},
         "store": {"max_lag": 4},
         "serve": {"port": 0, **serve},
@@ -103,6 +103,33 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(f"the server did not stop:\n{self.said[-4000:]}") from None
+
+
+@contextlib.contextmanager
+def engine_process(model: Path, folder: Path) -> Iterator[str]:
+    """A `local` engine of its own, for servers that are to start quickly; gives its URL."""
+    port, log = folder / "engine.port", folder / "engine.log"
+    words = ["--model", str(model), "--version", "0", "--port-file", str(port), "--exit-with-parent"]
+    words += ["--max-context", str(MAX_CONTEXT), "--max-sequences", "32"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "agent.engines.local", *words],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while not port.exists() or not port.read_text().strip():
+            assert process.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < deadline, log.read_text()[-4000:]
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{int(port.read_text())}"
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 @contextlib.contextmanager

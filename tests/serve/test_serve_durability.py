@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from serve_tools import NAME, Client, ServerProcess, client, serving, write_recipe
+from serve_tools import NAME, Client, ServerProcess, client, engine_process, serving, write_recipe
 from store_process import store_process
 
 from agent.episode import decode
@@ -22,6 +23,21 @@ from agent.store.client import StoreClient
 from agent.store.reading import EpisodeFilter, EpisodeReader
 
 pytestmark = pytest.mark.xdist_group("serve-durability")
+
+RecipeFor = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def engine(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One engine for every server here, since its start takes the longest; it dies with its server elsewhere."""
+    with engine_process(models[0], tmp_path_factory.mktemp("engine")) as url:
+        yield url
+
+
+@pytest.fixture
+def recipe_for(models: tuple[Path, Path], engine: str, tmp_path: Path) -> RecipeFor:
+    """Makes the recipe of a test; takes keys of section `serve`."""
+    return functools.partial(write_recipe, tmp_path, models[0], engine=engine)
 
 
 def stored(server: ServerProcess, **wanted: Any) -> dict[str, str]:
@@ -52,9 +68,9 @@ async def talk(api: Client, accepted: dict[str, str], started: asyncio.Event) ->
 
 
 @pytest.mark.timeout(300)
-async def test_every_accepted_feedback_survives_kills_under_load(models: tuple[Path, Path], tmp_path: Path) -> None:
+async def test_every_accepted_feedback_survives_kills_under_load(recipe_for: RecipeFor) -> None:
     """Case G5, D3: SIGKILL of the server, and of the store with it, again and again."""
-    server = ServerProcess(write_recipe(tmp_path, models[0], delivery_wait_s=0.02))
+    server = ServerProcess(recipe_for(delivery_wait_s=0.02))
     accepted: dict[str, str] = {}
     for _ in range(2):
         server.start()
@@ -82,11 +98,9 @@ async def test_every_accepted_feedback_survives_kills_under_load(models: tuple[P
     assert set(responses.values()) == {1}, "no response is in two episodes"
 
 
-async def test_a_full_journal_acknowledges_nothing_and_keeps_what_it_has(
-    models: tuple[Path, Path], tmp_path: Path
-) -> None:
+async def test_a_full_journal_acknowledges_nothing_and_keeps_what_it_has(recipe_for: RecipeFor) -> None:
     """A disk that fills: 507, in a stream too, and what had a 200 is still there."""
-    with serving(write_recipe(tmp_path, models[0], max_journal_bytes=100_000)) as server:
+    with serving(recipe_for(max_journal_bytes=100_000)) as server:
         async with client(server.url) as api:
             accepted, status, answer = [], 200, {}
             body = {"model": NAME, "messages": [{"role": "user", "content": "x" * 200}], "max_tokens": 60}
@@ -105,10 +119,10 @@ async def test_a_full_journal_acknowledges_nothing_and_keeps_what_it_has(
             assert (await api.call("GET", "/healthz"))[0] == 200
 
 
-async def test_feedback_waits_in_the_journal_while_the_store_is_full(models: tuple[Path, Path], tmp_path: Path) -> None:
+async def test_feedback_waits_in_the_journal_while_the_store_is_full(recipe_for: RecipeFor, tmp_path: Path) -> None:
     """A disk that fills, of the store: feedback is still accepted, and delivered when there is room again."""
     path = tmp_path / "episodes.sqlite"
-    recipe = write_recipe(tmp_path, models[0], delivery_wait_s=0.5)
+    recipe = recipe_for(delivery_wait_s=0.5)
     async with contextlib.AsyncExitStack() as stack:
         async with store_process(path, "batch=4", "max_bytes=110000") as url:
             server = stack.enter_context(serving(recipe, f"store.url={url}"))
@@ -133,11 +147,9 @@ async def test_feedback_waits_in_the_journal_while_the_store_is_full(models: tup
             await eventually(there)
 
 
-async def test_unanswered_responses_expire_unlearned_and_late_feedback_is_gone(
-    models: tuple[Path, Path], tmp_path: Path
-) -> None:
+async def test_unanswered_responses_expire_unlearned_and_late_feedback_is_gone(recipe_for: RecipeFor) -> None:
     """Case G5: 410; and a session with some feedback is learned from up to there."""
-    with serving(write_recipe(tmp_path, models[0], feedback_ttl_s=1.5)) as server:
+    with serving(recipe_for(feedback_ttl_s=1.5)) as server:
         async with client(server.url) as api:
             silent = await api.chat("nobody answers")
             first = await api.chat("one", session="s", max_tokens=4)
@@ -192,10 +204,8 @@ async def _leaves_its_stream_unread(server: ServerProcess, api: Client) -> None:
         assert await page("sao_completion_tokens_total") == before[0], "cut before its end"
 
 
-async def test_deleted_conversations_are_wiped_and_slow_clients_are_let_go(
-    models: tuple[Path, Path], tmp_path: Path
-) -> None:
-    with serving(write_recipe(tmp_path, models[0], write_s=0.5, write_buffer_bytes=1024)) as server:
+async def test_deleted_conversations_are_wiped_and_slow_clients_are_let_go(recipe_for: RecipeFor) -> None:
+    with serving(recipe_for(write_s=0.5, write_buffer_bytes=1024)) as server:
         async with client(server.url) as api:
             await _leaves_its_stream_unread(server, api)
             kept, gone = await api.chat("keep me"), await api.chat("zebra crossing", max_tokens=4)
@@ -213,10 +223,10 @@ async def test_deleted_conversations_are_wiped_and_slow_clients_are_let_go(
     assert b"zebra" not in (server.run_dir / "serve" / "journal.sqlite").read_bytes()
 
 
-async def test_keys_keep_users_apart_and_a_flood_of_one_is_limited(models: tuple[Path, Path], tmp_path: Path) -> None:
+async def test_keys_keep_users_apart_and_a_flood_of_one_is_limited(recipe_for: RecipeFor, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# people\nann:ann-secret-1\nbob:bob-secret-1\nadmin-eve:eve-secret-1\n")
-    with serving(write_recipe(tmp_path, models[0], keys_file=str(keys), feedback_per_minute=1, burst=20)) as server:
+    with serving(recipe_for(keys_file=str(keys), feedback_per_minute=1, burst=20)) as server:
         async with client(server.url) as api:
             body = {"model": NAME, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "session": "s"}
             assert (await api.call("POST", "/v1/chat/completions", body))[0] == 401
