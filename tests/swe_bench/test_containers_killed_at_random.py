@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from scripted_engine import scripted_engine, write_model
 
 from agent.chat import ChatRenderer
@@ -93,8 +94,6 @@ async def test_a_killed_container_is_a_fault_and_never_a_wrong_answer(
     settings = DockerSettings(memory_bytes=512 * 2**20, cpus=1.0, pids=128, ttl_s=3600, project=project)
     killer = Killer(project, share=0.15, seed=episodes)
     ledger = Ledger(tmp_path / "episodes.sqlite", StoreConfig(tasks=5, batch=episodes, max_lag=0, max_attempts=3))
-    from aiohttp import web
-
     runner = web.AppRunner(StoreServer(ledger).application(), handler_cancellation=True, shutdown_timeout=2.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -118,10 +117,10 @@ async def test_a_killed_container_is_a_fault_and_never_a_wrong_answer(
                 max_tokens_per_turn=2048,
                 limits=StageLimits(reset_s=600, step_s=600, shutdown_s=120),
             )
-            http = HttpEngine(url)
+            http, told = HttpEngine(url), StoreClient(store.url)
             runtime = Runtime(
                 config,
-                store=StoreClient(store.url),
+                store=told,
                 engines={url: http},
                 renderer=ChatRenderer.from_pretrained(model),
                 make_env=make,
@@ -140,6 +139,7 @@ async def test_a_killed_container_is_a_fault_and_never_a_wrong_answer(
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 await http.close()
+                await told.close()
         assert await left(killer) == [], "a container outlived its episode"
         claim = await store.claim(episodes, version=0, wait_s=5)
         assert claim is not None
