@@ -122,6 +122,8 @@ class Loop:
 
     async def _prepare_held_out_probe(self) -> None:
         """Read the held-out texts; weights that are served already say how good is good enough."""
+        if self.recipe.learner.held_out_probe is None:
+            return
         renderer = await asyncio.to_thread(ChatRenderer.from_pretrained, self.learner.source)
         self.held_out_probe = await asyncio.to_thread(HeldOutProbe.build, self.recipe, renderer)
         progress = self.learner.progress

@@ -24,7 +24,7 @@ from learner.tiny import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {"vocab_size": 640, "hidden_size": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "experts": 0}
-PATIENCE_S = 150.0
+PATIENCE_S = 240.0
 NAME = "online"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from online_tools import NAME, call, converse, learners, learning_server, metrics, trained, until, write_recipe
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("online")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("online")]
 
 
 def test_judged_conversations_are_trained_once_though_the_learner_is_killed(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from online_tools import ROOT, until, write_recipe
 from agent.simulate.recovery import Interaction
 from agent.simulate.runs import Run, best_rate, read_csv, write_csv
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("online")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("online")]
 
 
 def simulate(recipe: Path, out: Path) -> subprocess.Popen[bytes]:
     with out.with_name("simulate.out").open("ab") as output:
-        words = ["--out", str(out), "--users", "4", "--patience", "150"]
+        words = ["--out", str(out), "--users", "4", "--patience", "240"]
         return subprocess.Popen(
             [sys.executable, "-m", "agent.simulate", str(recipe), *words],
             cwd=ROOT,
