@@ -31,13 +31,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from report import save_json, show
-from serving import RECIPE, ServedRun, ask, get, judge, questions, session
 
 from agent.episode import decode
+from agent.store.protocol import EpisodeRow
 from agent.store.reading import EpisodeFilter, EpisodeReader
+from benchmarks.report import save_json, show
+from benchmarks.serving import RECIPE, ServedRun, ask, get, judge, questions, session
 
-_ROUND_S = 300.0
+_ROUND_S = 600.0
 _DRAIN_S = 600.0
 BATCH = 16
 # Small batches and frequent checkpoints: every life of the server is to train, to publish and to write some.
@@ -129,7 +130,8 @@ def audit(folder: Path, given: Given) -> dict[str, Any]:
     rewards: dict[str, float] = {}
     seen: Counter[str] = Counter()
     with EpisodeReader(folder / "episodes.sqlite") as reader:
-        rows, page = [], 0
+        rows: list[EpisodeRow] = []
+        page = 0
         while found := reader.list(EpisodeFilter(limit=10_000, offset=page * 10_000)):
             rows, page = rows + found, page + 1
         for row in rows:

@@ -33,8 +33,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from report import machine, save_json, show
-from serving import RECIPE, Reply, ServedRun, ask, get, judge, questions, session
+
+from benchmarks.report import machine, save_json, show
+from benchmarks.serving import RECIPE, Reply, ServedRun, ask, get, judge, questions, session
 
 _LEARNING_S = 300.0
 
