@@ -161,6 +161,12 @@ def _parameters() -> list[Any]:
     ]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start a vLLM server of their own come first: later, that of a whole group would stand beside it."""
+    items.sort(key=lambda item: item.get_closest_marker("vllm") is None or item.path.name != "test_vllm_launch.py")
+
+
 @pytest.fixture(scope="session", params=_parameters())
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     torch.set_num_threads(1)

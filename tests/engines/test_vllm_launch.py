@@ -20,7 +20,7 @@ if have_vllm():  # or else not collected, as in conftest.py
 
     @pytest.mark.vllm
     @pytest.mark.timeout(VLLM_TEST_S)
-    @pytest.mark.xdist_group("vllm-launch")
+    @pytest.mark.xdist_group("vllm-moe")
     async def test_vllm_and_its_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         """Case D8: whoever started it being killed leaves no engine behind."""
         model = make_model(tmp_path / "model", "dense", 1, head_dim=32)
@@ -58,7 +58,7 @@ if have_vllm():  # or else not collected, as in conftest.py
 
     @pytest.mark.vllm
     @pytest.mark.timeout(VLLM_TEST_S)
-    @pytest.mark.xdist_group("vllm-launch")
+    @pytest.mark.xdist_group("vllm-moe")
     async def test_heads_that_vllm_cannot_serve_are_said_at_the_start(tmp_path: Path) -> None:
         model = make_model(tmp_path / "model", "dense", 1, head_dim=16)
         with pytest.raises(EngineFault, match="ended with code"):
