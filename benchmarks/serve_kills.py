@@ -39,9 +39,9 @@ from benchmarks.report import save_json, show
 from benchmarks.serving import RECIPE, ServedRun, ask, get, judge, questions, session
 
 _ROUND_S = 600.0
-_DRAIN_S = 600.0
-BATCH = 16
-# Small batches and frequent checkpoints: every life of the server is to train, to publish and to write some.
+_DRAIN_S = 900.0
+BATCH = 128
+# Frequent checkpoints: every life of the server is to write one. Batches that keep up with the clients.
 OVERRIDES = (f"learner.batch_size={BATCH}", "learner.checkpoint_every=2", "learner.steps=100000")
 
 
@@ -82,8 +82,8 @@ async def live(run: ServedRun, given: Given, clients: int, rng: random.Random) -
             asyncio.create_task(use(http, run, given, random.Random(rng.randrange(2**31)))) for _ in range(clients)
         ]
         deadline, last = time.monotonic() + _ROUND_S, first
-        # The first version of a resumed learner is its checkpoint; one more shows that it trains.
-        while last < first + 2:
+        # The first version of a resumed learner is its checkpoint; two more, and it has written another one.
+        while last < first + 3:
             last = (await get(http, run.url, "/v1/versions"))["served"]
             if time.monotonic() > deadline:
                 await run.kill()
