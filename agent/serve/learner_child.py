@@ -29,7 +29,7 @@ class LearnerState(msgspec.Struct):
     """What /healthz says of the learner.
 
     `state`: "off", "running", "waiting" (before a restart), "finished" (its last step is done), "failed" (died too
-    often in a row), "held" (died while versions are pinned: it starts again after `unpin`).
+    often in a row), "held" (not started while versions are pinned: it starts after `unpin`).
     """
 
     state: str = "off"
@@ -70,7 +70,8 @@ class LearnerChild:
         failures = 0
         try:
             while True:
-                while self._pinned() and self.state.last_exit is not None:
+                # One that starts compares the weights that are served with its own, and pinned ones are others.
+                while self._pinned():
                     self.state.state = "held"
                     await asyncio.sleep(_PINNED_POLL_S)
                 began = time.monotonic()

@@ -92,15 +92,18 @@ async def test_a_killed_server_takes_a_learner_along_that_would_rather_wait(tmp_
     assert not learner.is_running() or learner.status() == psutil.STATUS_ZOMBIE
 
 
-async def test_while_versions_are_pinned_a_dead_learner_waits(tmp_path: Path) -> None:
-    """Case G7: what was rolled back is not published again by a learner that starts anew."""
-    pinned = True
-    learner = child(tmp_path, DIES, restarts=1, pinned=lambda: pinned)
-    task = asyncio.create_task(learner.run())
-    await until(lambda: learner.state.state == "held")
-    pinned = False
-    await task
-    assert learner.state.state == "failed"
+async def test_while_versions_are_pinned_no_learner_is_started(tmp_path: Path) -> None:
+    """Case G7: neither one that has died nor a new server's first: it would find other weights than its own."""
+    log, answers, seen = tmp_path / "learner.log", iter([True, True, False, True, False]), []
+
+    def pinned() -> bool:
+        seen.append((learner.state.state, log.read_text().count("started") if log.exists() else 0))
+        return next(answers)
+
+    learner = child(tmp_path, "print('started'); " + DIES, restarts=1, pinned=pinned)
+    await learner.run()
+    assert seen == [("off", 0), ("held", 0), ("held", 0), ("waiting", 1), ("held", 1)]
+    assert (learner.state.state, log.read_text().count("started")) == ("failed", 2)
 
 
 def test_the_learner_gets_addresses_and_nothing_else_of_the_server() -> None:
