@@ -81,18 +81,30 @@ class Load:
 
 
 async def publications(http: aiohttp.ClientSession, url: str, ends: dict[int, float]) -> None:
-    """Follow the server's events; `ends` gets the moment at which each version was said to be served."""
-    async with http.get(f"{url}/v1/events", timeout=aiohttp.ClientTimeout(total=None)) as answer:
-        kind = ""
-        buffer = b""
-        async for data in answer.content.iter_any():  # the first event may be longer than a line may be
-            *lines, buffer = (buffer + data).split(b"\n")
-            for line in lines:
-                if line.startswith(b"event: "):
-                    kind = line[7:].decode()
-                elif line.startswith(b"data: ") and kind == "version":
-                    event = json.loads(line[6:])
-                    ends[event["version"]] = event["at"]
+    """Follow the server's events until cancelled; `ends` gets the moment at which each version was said to be served.
+
+    A server drops who reads too slowly, as this process may on a busy machine; what it said meanwhile is missed.
+    """
+    while True:
+        try:
+            async with http.get(f"{url}/v1/events", timeout=aiohttp.ClientTimeout(total=None)) as answer:
+                await _follow(answer.content, ends)
+            print("the server has closed its stream of events; opening it again", flush=True)
+        except aiohttp.ClientError as error:
+            print(f"the stream of events broke, opening it again: {error!r}", flush=True)
+        await asyncio.sleep(0.2)
+
+
+async def _follow(stream: aiohttp.StreamReader, ends: dict[int, float]) -> None:
+    kind, buffer = "", b""
+    async for data in stream.iter_any():  # the first event may be longer than a line may be
+        *lines, buffer = (buffer + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"event: "):
+                kind = line[7:].decode()
+            elif line.startswith(b"data: ") and kind == "version":
+                event = json.loads(line[6:])
+                ends[event["version"]] = event["at"]
 
 
 def longest(replies: Sequence[Reply], begin: float, end: float) -> float | None:
