@@ -49,7 +49,8 @@ async def run_loop(recipe: Recipe, learner: Learner, ranks: Ranks, folder: Path,
         async with Services.start(recipe, model=model, folder=folder, store_config=store_config) as services:
             held_out = 0 if recipe.learner.online else await count_held_out(recipe)
             loop = Loop(recipe, learner, ranks, services, folder, display, stop, held_out=held_out)
-            return score(await loop.run())
+            episodes = await loop.run()
+            return score(episodes) if episodes else []
 
 
 @contextlib.contextmanager
