@@ -22,6 +22,7 @@ import pytest
 import torch
 import yaml
 from run_tools import ROOT, metrics
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent.chat import ChatRenderer
@@ -125,9 +126,12 @@ async def test_engine_and_trainer_agree_on_it(smollm: Path, engine: str, tmp_pat
 
 
 def test_ten_episodes_with_python_and_one_step(smollm: Path, tmp_path: Path) -> None:
-    """`python -m learner.train` on it: start-up gate, ten episodes, one step of critic and policy, a publication."""
+    """`python -m learner.train` on it: start-up gate, ten episodes, one step of critic and policy, a publication.
+
+    A wrong answer is worth -1 and not 0: a model that gets all of them wrong, or all of them right, moves too.
+    """
     problems = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(1, 1 + EPISODES)]
-    kwargs = {"max_turns": 3, "tool_format": "fenced", "spares": 2, "problems": problems}
+    kwargs = {"max_turns": 3, "tool_format": "fenced", "spares": 2, "problems": problems, "reward_wrong": -1.0}
     recipe: dict[str, Any] = {
         "name": "smollm",
         "runs_dir": str(tmp_path / "runs"),
@@ -171,3 +175,21 @@ def test_ten_episodes_with_python_and_one_step(smollm: Path, tmp_path: Path) -> 
     assert step["parity/max_difference"] < 1e-3
     assert step["gate/nonfinite"] == 0
     assert ChatRenderer.from_pretrained(folder / "final").stop_token_ids
+    assert step["policy/gradient_norm"] > 0
+    assert step["critic/gradient_norm"] > 0
+    assert step["policy/version"] == 1, "what parity/max_difference is about: weights that moved, and were published"
+    start, final = load_file(_one(folder / "weights" / "start")), load_file(_one(folder / "final"))
+    assert start.keys() == final.keys()
+    still = [name for name in start if torch.equal(start[name], final[name])]
+    assert not still, "parts of the policy that one step left as they were"
+    critic = load_file(folder / "checkpoints" / "step_00001" / "critic.safetensors")
+    assert critic["head.weight"].abs().max() > 0
+    for name, weights in critic.items():
+        if name.startswith("body.layers."):
+            same = torch.equal(weights, start["model" + name.removeprefix("body")])
+            assert same == (".mlp." not in name), f"{name}: attention and norms are frozen, and the rest learns"
+
+
+def _one(folder: Path) -> Path:
+    (found,) = folder.glob("*.safetensors")
+    return found
