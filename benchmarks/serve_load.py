@@ -187,9 +187,11 @@ async def measure(run: ServedRun, options: argparse.Namespace, *, learn: bool) -
 
 def milliseconds(values: Sequence[float | None]) -> str:
     """Figures in a cell."""
-    return " / ".join(
-        "-" if value is None else f"{1000 * value:.0f}" if value >= 0.01 else f"{1000 * value:.2f}" for value in values
-    )
+
+    def one(value: float) -> str:
+        return f"{1000 * value:.0f}" if value >= 0.01 else f"{1000 * value:.2f}"
+
+    return " / ".join("-" if value is None else one(value) for value in values)
 
 
 def summary(values: Sequence[float]) -> str:
@@ -238,7 +240,7 @@ def table(report: dict[str, Any]) -> None:
                 f"{row['load_average_before'][0]}, faults {row['faults'] or 'none'}"
                 for row in report["rows"]
             ),
-            "steps: publications that began and ended while it was measured; between: 0.01 ms are pieces that arrive together",
+            "steps: publications that began and ended while it was measured; nothing between: pieces came together",
         ],
     )
 

@@ -60,7 +60,7 @@ SOUND: dict[str, Any] = {
         {"trained_twice": 1},
         {"trained_without_batch": 1},
         {"checkpoint_episodes": 48},
-        {"states": {"ready": 16, "trained": 32}},
+        {"states": {"ready": serve_kills.BATCH, "trained": 32}},
         {"states": {"claimed": 16, "trained": 32}},
     ],
     ids=str,
