@@ -98,17 +98,20 @@ async def live(run: ServedRun, given: Given, clients: int, rng: random.Random) -
 
 async def drain(run: ServedRun) -> float:
     """Serve once more, without clients, until less than a batch is left; the seconds that took."""
-    began = time.monotonic()
+    began, first = time.monotonic(), None
     await run.start(learn=True)
     try:
         while time.monotonic() - began < _DRAIN_S:
-            states = await asyncio.to_thread(_states, run.folder)
             async with session() as http:
+                served = (await get(http, run.url, "/v1/versions"))["served"]
+                first = served if first is None else first
                 waiting = 'sao_conversations{state="answered"}'
                 async with http.get(f"{run.url}/metrics") as page:
                     lines = (await page.text()).splitlines()
             undelivered = any(line.startswith(waiting) and not line.endswith(" 0.0") for line in lines)
-            if states["ready"] < BATCH and not undelivered:
+            states = await asyncio.to_thread(_states, run.folder)
+            # The learner publishes when it has resumed: only then is its last life's unfinished batch ready again.
+            if served > first and states["ready"] < BATCH and not undelivered:
                 break
             await asyncio.sleep(0.5)
     finally:
