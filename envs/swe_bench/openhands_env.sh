@@ -5,10 +5,19 @@
 set -eu
 ENV=${1:-.venv-openhands}
 ROOT=$(cd "$(dirname "$0")/../.." && pwd)
-PYTHON312=${PYTHON312:-$(command -v python3.12 || command -v python3.13 || command -v python3 || true)}
 pip() { "$ENV/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 
-if [ -z "$PYTHON312" ] || ! "$PYTHON312" -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; }
+
+# A name on the PATH may be a version manager's, which answers only for the versions that are switched on: pyenv's own
+# folders are looked through as well.
+if [ -z "${PYTHON312:-}" ]; then
+  pyenv=$(command -v pyenv >/dev/null && pyenv root || true)
+  for candidate in python3.12 python3.13 python3 ${pyenv:+"$pyenv"/versions/3.12.*/bin/python "$pyenv"/versions/3.13.*/bin/python}; do
+    if new_enough "$candidate"; then PYTHON312=$candidate; break; fi
+  done
+fi
+if ! new_enough "${PYTHON312:-}"; then
   echo "OpenHands needs Python 3.12 or newer: install it (on Debian and Ubuntu: the package python3.12, or pyenv)," >&2
   echo "or name one: PYTHON312=/path/to/python3.12" >&2
   exit 1
