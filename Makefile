@@ -62,7 +62,7 @@ train: install
 	$(BIN)/python -m learner.train $(RECIPE) $(ARGS)
 
 serve: install
-	$(BIN)/python -m learner.sft recipes/style_shift_tiny.yaml
+	@test -e runs/style_shift_tiny/sft/config.json || $(BIN)/python -m learner.sft recipes/style_shift_tiny.yaml
 	$(BIN)/python -m agent.serve recipes/style_shift_tiny.yaml --learn $(ARGS)
 
 lint: install
@@ -75,7 +75,7 @@ test: lint sandboxes browser
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not vllm and not openhands' $(ARGS)
 
 test-vllm: install vllm
-	SAO_REQUIRE_VLLM=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'vllm and not slow' tests/engines $(ARGS)
+	SAO_REQUIRE_VLLM=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'vllm and not slow' tests/engines tests/serve $(ARGS)
 
 test-openhands: sandboxes openhands
 	SAO_REQUIRE_OPENHANDS=1 .venv-openhands/bin/python -m pytest -m openhands tests/openhands $(ARGS)
