@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from conftest import VOCABULARY, EngineUnderTest
+from engine_tools import VOCABULARY, EngineUnderTest
 from test_engine_contract import assert_same, prompt_of, reference, until
 
 from agent.chat import Rendering

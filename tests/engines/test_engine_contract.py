@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import torch
-from conftest import VOCABULARY, EngineUnderTest
+from engine_tools import VOCABULARY, EngineUnderTest
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent.engines.base import Completion, ContextOverflow, EngineFault, EngineHealth, EngineRefused

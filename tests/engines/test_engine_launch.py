@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import psutil
 import pytest
-from conftest import VOCABULARY, make_model
+from engine_tools import VOCABULARY, make_model
 
 from agent.engines.base import EngineFault
 from agent.engines.client import HttpEngine

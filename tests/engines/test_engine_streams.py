@@ -8,7 +8,7 @@ import itertools
 
 import msgspec
 import pytest
-from conftest import EngineUnderTest
+from engine_tools import EngineUnderTest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_engine_contract import assert_same, reference, until

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from conftest import EngineUnderTest
+from engine_tools import EngineUnderTest
 from test_engine_contract import assert_same, reference
 
 from agent.episode import SamplingParams

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import VLLM_READY_S, VLLM_TEST_S, have_vllm, make_model
+from engine_tools import VLLM_READY_S, VLLM_TEST_S, have_vllm, make_model
 
 from agent.engines.base import EngineFault
 from agent.engines.launch import launch_vllm

@@ -187,21 +187,22 @@ async def _leaves_its_stream_unread(server: ServerProcess, api: Client) -> None:
         _, text = await api.call("GET", "/metrics")
         return float(next(line for line in text.splitlines() if line.startswith(name)).rpartition(" ")[2])
 
-    before = await page("sao_completion_tokens_total"), await page("sao_time_to_first_token_seconds_count")
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        connection.connect((host, int(port)))
-        connection.sendall((head + body).encode())
+    async def cut() -> bool:
+        """Whether the server cut one stream before its end; a short answer fits into the buffers on the way."""
+        tokens, began = await page("sao_completion_tokens_total"), await page("sao_time_to_first_token_seconds_count")
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            connection.connect((host, int(port)))
+            connection.sendall((head + body).encode())
 
-        async def began() -> bool:
-            return await page("sao_time_to_first_token_seconds_count") == before[1] + 1
+            async def ended() -> bool:
+                started = await page("sao_time_to_first_token_seconds_count") == began + 1
+                return started and await page("sao_generations_running") == 0
 
-        async def ended() -> bool:
-            return await page("sao_generations_running") == 0
+            await eventually(ended)
+            return await page("sao_completion_tokens_total") == tokens
 
-        await eventually(began)
-        await eventually(ended)
-        assert await page("sao_completion_tokens_total") == before[0], "cut before its end"
+    assert any([await cut() for _ in range(5)]), "every answer reached a client that read none"
 
 
 async def test_deleted_conversations_are_wiped_and_slow_clients_are_let_go(recipe_for: RecipeFor) -> None:
