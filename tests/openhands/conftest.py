@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
@@ -29,6 +30,11 @@ else:
         from envs.swe_bench.openhands_library import load
 
         load()
+
+    @pytest.fixture(scope="session", autouse=True)
+    def interruptible() -> None:
+        """A background job ignores Ctrl-C, and so would every shell that it starts: OpenHands' own here."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     @pytest.fixture
     async def sandbox() -> AsyncIterator[DockerSandbox]:
