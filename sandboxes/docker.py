@@ -431,6 +431,14 @@ class DockerSandbox:
         self._user = f"{uid}:{gid}"
         return uid, gid
 
+    async def _on_files(self, function: Any, timeout_s: float) -> Any:
+        """`_call`, but a path that is missing because the container is dead is the container's fault."""
+        try:
+            return await self._call(function, timeout_s)
+        except FileNotFoundError:
+            await self._call(self._assert_running)
+            raise
+
     def _absolute(self, path: str) -> str:
         if not path or "\0" in path:
             raise ValueError("a path must not be empty nor hold NUL bytes")
@@ -455,28 +463,26 @@ class DockerSandbox:
         if made.exit_code:
             raise OSError(f"no folder {folder} could be made for {path}: {made.stderr.strip()}")
         async with self._lock:
-            await self._call(lambda: docker_files.put_file(self.engine.client, self.id, path, tar), timeout_s=300)
+            await self._on_files(lambda: docker_files.put_file(self.engine.client, self.id, path, tar), 300)
 
     async def get(self, path: str) -> bytes:
         """Read a regular file of at most 256 MiB, through links; raises OSError as `open` would."""
         path = self._absolute(path)
         self._require_running()
-        data: bytes = await self._call(lambda: docker_files.get_file(self.engine.client, self.id, path), timeout_s=300)
+        data: bytes = await self._on_files(lambda: docker_files.get_file(self.engine.client, self.id, path), 300)
         return data
 
     async def put_archive(self, folder: str, tar: bytes) -> None:
         """Unpack a tar archive into a folder that exists; owners and modes are the archive's."""
         folder = self._absolute(folder)
         self._require_running()
-        await self._call(lambda: docker_files.put_archive(self.engine.client, self.id, folder, tar), timeout_s=600)
+        await self._on_files(lambda: docker_files.put_archive(self.engine.client, self.id, folder, tar), 600)
 
     async def get_archive(self, path: str) -> bytes:
         """Return a tar archive of a file or folder; its entries begin with the last part of `path`."""
         path = self._absolute(path)
         self._require_running()
-        tar: bytes = await self._call(
-            lambda: docker_files.get_archive(self.engine.client, self.id, path), timeout_s=600
-        )
+        tar: bytes = await self._on_files(lambda: docker_files.get_archive(self.engine.client, self.id, path), 600)
         return tar
 
 

@@ -83,7 +83,8 @@ if [ -d /run/systemd/system ]; then
 else
   say "starting dockerd (no init system runs here); its log: $log"
   # A pid file of an engine that is dead (an old boot of this disk) would stop the new one.
-  if [ -f /var/run/docker.pid ] && ! kill -0 "$(cat /var/run/docker.pid)" 2>/dev/null; then
+  # Its number may be another process's by now, so the name counts.
+  if [ "$(cat "/proc/$(cat /var/run/docker.pid 2>/dev/null)/comm" 2>/dev/null)" != dockerd ]; then
     rm -f /var/run/docker.pid /var/run/docker/containerd/containerd.pid
   fi
   [ -n "$(ls /sys/fs/cgroup)" ] || mount -t cgroup2 none /sys/fs/cgroup
