@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from agent.runtime_config import EnvConfig, SamplingConfig, StageLimits
 from agent.serve.config import ServeConfig
+from agent.validation import wrong_keys
 from learner.algorithms import Algorithm, CriticSettings, RunningMeanSettings, get_algorithm
 
 
@@ -386,12 +387,7 @@ def parse_recipe(data: dict[str, Any], source: str = "the recipe") -> Recipe:
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        lines = []
-        for item in error.errors():
-            key = ".".join(str(part) for part in item["loc"]) or "(whole recipe)"
-            hint = "unknown key" if item["type"] == "extra_forbidden" else item["msg"].removeprefix("Value error, ")
-            lines.append(f"{key}: {hint}")
-        raise RecipeError(f"{source}: " + "; ".join(lines)) from error
+        raise RecipeError(f"{source}: {wrong_keys(error)}") from error
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:

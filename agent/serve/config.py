@@ -12,6 +12,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from agent.validation import wrong_keys
+
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -179,12 +181,7 @@ def load_recipe(path: Path, overrides: list[str] | None = None) -> ServeRecipe:
     try:
         return ServeRecipe.model_validate(data)
     except ValidationError as error:
-        lines = []
-        for item in error.errors():
-            key = ".".join(str(part) for part in item["loc"]) or "(whole recipe)"
-            hint = "unknown key" if item["type"] == "extra_forbidden" else item["msg"].removeprefix("Value error, ")
-            lines.append(f"{key}: {hint}")
-        raise ServeError(f"{path}: " + "; ".join(lines)) from error
+        raise ServeError(f"{path}: {wrong_keys(error)}") from error
 
 
 def _override(data: dict[str, Any], word: str) -> None:
