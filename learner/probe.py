@@ -51,13 +51,13 @@ class Probe:
     threshold: float
     vocabulary: int
     timeout_s: float = 60.0
-    may_be_held: bool = False
+    behind_server: bool = False
 
     @classmethod
     async def build(cls, recipe: Recipe, learner: Learner) -> Probe:
         """Prompts are the first held-out tasks as the agent would see them; online, a few plain ones.
 
-        Online a server stands between, which may hold a publication back while its versions are pinned.
+        Online a server stands between, whose operator may pin a version or go back to one at any moment.
         """
         renderer = await asyncio.to_thread(ChatRenderer.from_pretrained, learner.source)
         if recipe.learner.online:
@@ -77,7 +77,7 @@ class Probe:
             bounds=log_bounds(learner.algorithm.eps_low, learner.algorithm.eps_high),
             threshold=recipe.learner.parity_threshold,
             vocabulary=policy.model.config.get_text_config().vocab_size,
-            may_be_held=recipe.learner.online,
+            behind_server=recipe.learner.online,
         )
 
     async def gate(self, engines: Sequence[Engine]) -> list[parity.ParityReport]:
@@ -115,8 +115,8 @@ class Probe:
             if isinstance(answer, BaseException):
                 raise answer
             served = sorted({v for completion in answer for v in completion.versions})
-            if self.may_be_held and max(served, default=version) < version:
-                figures["parity/held"] = 1.0
+            if self.behind_server and served and served != [version]:  # pinned, or gone back meanwhile
+                figures["parity/not_served"] = 1.0
                 continue
             if served != [version]:
                 fault = fault or f"an engine sampled under version {served} after version {version} was published"

@@ -147,7 +147,7 @@ class DockerSandbox:
                 raise SandboxFault("this sandbox was started before; make a new one")
             self._state = "starting"
             try:
-                await self.engine.ready()
+                await self.engine.ready(self.settings.project)
                 # To the end: a create that is cancelled half-way would leave a container that nobody knows.
                 await to_the_end(self._make())
                 self._state = "running"

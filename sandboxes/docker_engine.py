@@ -119,7 +119,7 @@ class DockerEngine:
         self._workers = workers
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="docker")
         self._client: Any = None
-        self._swept = False
+        self._swept: set[str] = set()  # projects
         self._closed = False
         self._lock = asyncio.Lock()
 
@@ -165,17 +165,20 @@ class DockerEngine:
                 f"{timeout_s:g} s: look at its log; {GET_ENGINE}"
             ) from error
 
-    async def ready(self) -> None:
-        """Raise `SandboxFault` unless the engine answers; at the first call also sweep what dead owners left there."""
+    async def ready(self, project: str) -> None:
+        """Raise `SandboxFault` unless the engine answers; at the first call also sweep what dead owners left there.
+
+        Only things of `project` are swept (`DockerSettings.project`): others are somebody else's to look at.
+        """
         async with self._lock:
-            if self._swept:
+            if project in self._swept:
                 return
             await self.call(lambda: self.client.ping(), timeout_s=20)
-            self._swept = True
+            self._swept.add(project)
             from sandboxes.sweep import sweep
 
             with contextlib.suppress(SandboxFault):  # what cannot be removed now is met by the next sweep
-                await sweep(self)
+                await sweep(self, project=project)
 
     async def close(self) -> None:
         """Give back threads and connections. Containers are their sandboxes' business."""

@@ -137,7 +137,7 @@ class DockerPool:
         for place in self._places:
             if place.slots == 0 and place.back_at_s <= time.monotonic():
                 try:
-                    await place.engine.ready()
+                    await place.engine.ready(self._settings.project)
                     about = await place.engine.call(lambda engine=place.engine: engine.client.info())
                 except EngineGone:
                     place.back_at_s = time.monotonic() + RETRY_S

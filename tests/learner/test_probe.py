@@ -126,6 +126,11 @@ async def test_what_a_probe_says_of_engines_that_are_gone_or_behind_and_how_ofte
     figures, fault = await probe.check(parts.services.engines, 3)
     assert "version [2] after version 3" in fault
     assert "parity/max_difference" not in figures
+    probe.behind_server = True
+    for other in (1, 3):  # its operator has gone back, or holds the publication: no fault of the weights
+        figures, fault = await probe.check(parts.services.engines, other)
+        assert (figures, fault) == ({"parity/unanswered": 0.0, "parity/not_served": 1.0}, "")
+    probe.behind_server = False
     try:  # no disagreement: whether an engine is alive is asked elsewhere
         figures, fault = await probe.check([gone, *parts.services.engines], 2)
     finally:

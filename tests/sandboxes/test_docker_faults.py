@@ -56,7 +56,7 @@ def test_a_missing_package_is_named() -> None:
 
 async def test_an_engine_over_ssh_says_what_to_do_instead() -> None:
     with pytest.raises(SandboxFault, match=r"unix:///tmp/engine\.sock"):
-        await DockerEngine("ssh://somewhere").ready()
+        await DockerEngine("ssh://somewhere").ready("sao")
 
 
 async def test_an_engine_that_hangs_is_a_fault_and_blocks_nobody(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ async def test_a_cancelled_start_leaves_no_container(
     docker_image: str, docker_engine: DockerEngine, small: DockerSettings, delay_s: float
 ) -> None:
     """Case F5: cancelled before, in the middle of and after the creation."""
-    await docker_engine.ready()
+    await docker_engine.ready(small.project)
     sandbox = DockerSandbox(docker_image, settings=small, engine=docker_engine)
     starting = asyncio.create_task(sandbox.start())
     await asyncio.sleep(delay_s)

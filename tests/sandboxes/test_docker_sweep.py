@@ -112,6 +112,9 @@ async def test_the_sweeper_takes_what_a_killed_process_left_and_nothing_of_the_l
         created = (await asyncio.to_thread(api.create_container, docker_image, "true", labels=labels))["Id"]
         name = f"sao-test-{secrets.token_hex(4)}"
         await asyncio.to_thread(api.create_volume, name, labels=labels)
+        another = DockerEngine()
+        await another.ready(f"{small.project}-another")  # the first call of another project's run, here and now
+        await another.close()
         seen = await sweep(docker_engine, project=small.project, dry_run=True)
         expected = [("container", left, "owner gone"), ("container", created, "time to live over")]
         expected.append(("volume", name, "time to live over"))
