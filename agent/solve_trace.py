@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.rule import Rule
 from rich.text import Text
 
-from agent.engines.base import Completion, Engine, EngineHealth
+from agent.engines.base import Completion, Engine, EngineHealth, WeightStream
 from agent.episode import Episode, SamplingParams
 from envs.core import AsyncEnv, Step
 from envs.tool_calls import parse_calls
@@ -99,7 +99,7 @@ class ShownEngine:
         )
         return found
 
-    async def publish(self, version: int, weights: Path) -> None:
+    async def publish(self, version: int, weights: Path | WeightStream) -> None:
         """As the engine's own."""
         await self._engine.publish(version, weights)
 

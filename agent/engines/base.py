@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -53,6 +54,18 @@ class EngineHealth(msgspec.Struct, frozen=True):
     uptime_s: float = 0.0
 
 
+Call = Callable[[str, str, dict[str, Any] | None], Awaitable[bytes]]
+"""(method, path, body) -> the engine's answer; raises `EngineFault`."""
+
+
+class WeightStream(Protocol):
+    """Weights that reach an engine without a file: see `agent.engines.weight_stream`."""
+
+    def connected(self, url: str, call: Call) -> AbstractAsyncContextManager[Callable[[], Awaitable[object]]]:
+        """Connect to the engine at `url`; gives what sends the weights, in the midst of an update."""
+        ...
+
+
 class Engine(Protocol):
     """A client's view of an engine. Every call has a time limit and raises `EngineFault` past it."""
 
@@ -65,8 +78,8 @@ class Engine(Protocol):
         timeout_s: float | None = None,
     ) -> Completion: ...
 
-    async def publish(self, version: int, weights: Path) -> None:
-        """Swap in the weights of the safetensors snapshot folder `weights`, between two decode steps, as `version`.
+    async def publish(self, version: int, weights: Path | WeightStream) -> None:
+        """Swap in `weights`, a folder of safetensors or a stream, between two decode steps, as `version`.
 
         Requests in flight go on under the new weights with their keys and values computed again.
         """

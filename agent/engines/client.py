@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from agent.engines.base import Completion, EngineFault, EngineHealth
+from agent.engines.base import Call, Completion, EngineFault, EngineHealth, WeightStream
 from agent.engines.streaming import Partial, StreamReader
 from agent.engines.wire import answers, completion, refusal
 from agent.episode import SamplingParams
@@ -132,17 +132,21 @@ class HttpEngine:
                 with contextlib.suppress(EngineFault):
                     await self._abort(request_id, _CLEANUP_S)
 
-    async def publish(self, version: int, weights: Path) -> None:
-        """See `Engine.publish`. `weights` must be readable where the engine runs.
+    async def publish(self, version: int, weights: Path | WeightStream) -> None:
+        """See `Engine.publish`. A folder must be readable where the engine runs.
 
-        On an error the engine goes on under the weights that it has.
+        On an error the engine goes on under the weights that it has; or it ends, if half of them are new.
         """
-        folder = _absolute(weights)
-        async with self._publishing:
+        stream = _Snapshot(weights) if isinstance(weights, Path) else weights
+        async with self._publishing, stream.connected(self.url, self._call) as send:
             try:
                 await self._control(f"/pause?mode=keep&clear_cache={'false' if self._keep_stale_cache else 'true'}")
                 await self._control("/start_weight_update")
-                await self._control("/update_weights", {"update_info": {"path": folder}})
+                try:
+                    await send()
+                except BaseException:
+                    await self._abandon()
+                    raise
                 await self._control("/finish_weight_update", {"weight_version": str(version)})
                 if not self._keep_stale_cache:
                     # Keys and values of the old weights are never served as if they were new (case D6).
@@ -182,6 +186,16 @@ class HttpEngine:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
+        return await self._request(method, path, body, timeout_s=self._control_timeout_s, close=True)
+
+    async def _abandon(self) -> None:
+        # Without it vLLM would wait for the rest for ever, and refuse the next publication.
+        body = {"update_info": {"abandon": True}}
+        abandoning = asyncio.ensure_future(self._request("POST", "/update_weights", body, timeout_s=_CLEANUP_S))
+        with contextlib.suppress(EngineFault):  # it is refused: that is how it ends
+            await asyncio.shield(abandoning)
 
     async def _resume(self) -> None:
         # To its end even if the caller is cancelled: an engine left in pause would stall every episode.
@@ -262,8 +276,15 @@ def _body(request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, 
     return {"request_id": request_id, "token_ids": prompt_ids, "sampling_params": params, "stream": stream}
 
 
-def _absolute(path: Path) -> str:
-    return str(path.absolute())  # the engine may run in another folder
+class _Snapshot:
+    """A folder of safetensors, as a `WeightStream` that only says where it is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()  # the engine may run in another folder
+
+    @contextlib.asynccontextmanager
+    async def connected(self, url: str, call: Call) -> AsyncGenerator[Callable[[], Awaitable[object]], None]:
+        yield lambda: call("POST", "/update_weights", {"update_info": {"path": str(self._folder)}})
 
 
 def _figures(text: str) -> dict[str, float]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from agent.engines.base import Completion, Engine, EngineFault, EngineHealth
+from agent.engines.base import Completion, Engine, EngineFault, EngineHealth, WeightStream
 from agent.episode import SamplingParams
 from agent.patience import Unreachable, backoff_s
 
@@ -230,7 +230,7 @@ class Seat:
             self._pool._saw(member, completion.versions[-1])
         return completion
 
-    async def publish(self, version: int, weights: Path) -> None:
+    async def publish(self, version: int, weights: Path | WeightStream) -> None:
         """Not from here: weights are published by the learner, to every engine."""
         raise NotImplementedError("publish to the engines, not through an episode's seat")
 

@@ -14,7 +14,7 @@ from engine_tools import VLLM_READY_S, VLLM_TEST_S, have_vllm, make_model
 
 from agent.engines.base import EngineFault
 from agent.engines.launch import launch_vllm
-from agent.engines.vllm_plugin import check
+from agent.engines.vllm_weights import check
 
 if have_vllm():  # or else not collected, as in conftest.py
 
@@ -75,6 +75,6 @@ async def test_no_vllm_is_said_with_what_to_do(tmp_path: Path) -> None:
 
 def test_a_snapshot_of_another_model_is_told_by_its_tensors() -> None:
     expected = {"a": (2, 3), "b": (4,), "c": (1,)}
-    check(dict(expected), expected, Path("x"))
+    check(dict(expected), expected, "snapshot x")
     with pytest.raises(ValueError, match=r"1 tensors missing \['c'\], 1 unknown \['d'\], 1 of another shape \['b'\]"):
-        check({"a": (2, 3), "b": (5,), "d": (1,)}, expected, Path("x"))
+        check({"a": (2, 3), "b": (5,), "d": (1,)}, expected, "snapshot x")
