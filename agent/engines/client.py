@@ -193,7 +193,9 @@ class HttpEngine:
     async def _abandon(self) -> None:
         # Without it vLLM would wait for the rest for ever, and refuse the next publication.
         body = {"update_info": {"abandon": True}}
-        abandoning = asyncio.ensure_future(self._request("POST", "/update_weights", body, timeout_s=_CLEANUP_S))
+        abandoning = asyncio.ensure_future(
+            self._request("POST", "/update_weights", body, timeout_s=_CLEANUP_S, close=True)
+        )
         with contextlib.suppress(EngineFault):  # it is refused: that is how it ends
             await asyncio.shield(abandoning)
 

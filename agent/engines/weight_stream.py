@@ -235,8 +235,16 @@ class WeightStreamer:
             yield lambda: self._send(call, None)
             return
         group = await self._connect(url, call)
+
+        async def send() -> None:
+            try:
+                await self._send(call, group)
+            except BaseException:
+                group.abort()  # at once: the engine may be waiting for what will never come
+                raise
+
         try:
-            yield lambda: self._send(call, group)
+            yield send
         finally:
             group.abort()
 
