@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import socket
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agent.engines.base import Call, EngineFault
+from agent.engines.base import Call, EngineFault, EngineRefused
 
 Kind = Literal["broadcast", "ipc"]
 Manifest = dict[str, tuple[str, tuple[int, ...]]]
@@ -155,19 +156,33 @@ def shared_buffer(size: int, device: torch.device) -> Iterator[tuple[Tensor, dic
         buffer = torch.empty(size, dtype=torch.uint8, device=device)
         yield buffer, _cuda_handle(buffer)
         return
-    file = os.memfd_create("sao-weights")
+    name = f"sao-weights-{uuid.uuid4().hex}"
+    file = os.memfd_create(name)
     try:
         path = f"/proc/{os.getpid()}/fd/{file}"
-        yield torch.from_file(path, shared=True, size=size, dtype=torch.uint8), {"path": path, "size": size}
+        yield (
+            torch.from_file(path, shared=True, size=size, dtype=torch.uint8),
+            {"path": path, "size": size, "name": name},
+        )
     finally:
         os.close(file)
 
 
 def opened_buffer(handle: dict[str, Any], device: torch.device) -> Tensor:
-    """What `shared_buffer` made in another process: a copy, which stays when that is gone."""
+    """What `shared_buffer` made in another process: a copy, which stays when that is gone.
+
+    Raises ValueError if it is gone already.
+    """
     if device.type == "cuda":
         return _from_cuda_handle(handle, device).clone()
-    return torch.from_file(handle["path"], shared=True, size=handle["size"], dtype=torch.uint8).clone()
+    try:
+        # The number of a file that is closed may be that of any other file by now.
+        there = os.readlink(handle["path"]).startswith(f"/memfd:{handle['name']} ")
+    except OSError:
+        there = False
+    if not there:
+        raise ValueError(f"the trainer's memory {handle['path']} is gone, or of another user or machine")
+    return torch.from_file(handle["path"], shared=False, size=handle["size"], dtype=torch.uint8).clone()
 
 
 _BYTES = ("handle", "ref_counter_handle", "event_handle")
@@ -229,12 +244,13 @@ class WeightStreamer:
     @contextlib.asynccontextmanager
     async def connected(self, url: str, call: Call) -> AsyncIterator[Callable[[], Awaitable[object]]]:
         """Connect to the engine at `url`; gives what sends everything to it, in the midst of an update."""
+        workers = await self._workers(url, call)
         if self._manifest is None:
             self._manifest = await asyncio.to_thread(lambda: manifest_of(self.source()))
         if self.kind == "ipc":
             yield lambda: self._send(call, None)
             return
-        group = await self._connect(url, call)
+        group = await self._connect(url, call, workers)
 
         async def send() -> None:
             try:
@@ -248,15 +264,23 @@ class WeightStreamer:
         finally:
             group.abort()
 
-    async def _connect(self, url: str, call: Call) -> Any:
-        workers = json.loads(await call("GET", "/get_world_size", None))["world_size"]
+    async def _workers(self, url: str, call: Call) -> int:
+        try:
+            return int(json.loads(await call("GET", "/get_world_size", None))["world_size"])
+        except EngineRefused as error:
+            raise EngineRefused(
+                f"the engine {url} takes no stream of weights, only folders; stream to a vLLM engine ({error})",
+                error.status,
+            ) from error
+
+    async def _connect(self, url: str, call: Call, workers: int) -> Any:
         address = urlsplit(url)
         own = await asyncio.to_thread(address_towards, address.hostname or "", address.port or 80)
         listener = socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET)
         port = listener.getsockname()[1]
         about = {"host": own, "port": port, "world_size": workers + 1, "limit_s": self.limit_s}
-        joining = asyncio.to_thread(
-            join, own, port, 0, workers + 1, self.device, limit_s=self.limit_s, listener=listener.detach()
+        joining = asyncio.to_thread(  # detached there: if it never runs, the socket is closed with its object
+            lambda: join(own, port, 0, workers + 1, self.device, limit_s=self.limit_s, listener=listener.detach())
         )
         return await _both(joining, call("POST", "/init_weight_transfer_engine", {"init_info": about}))
 
