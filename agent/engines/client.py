@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,18 +141,22 @@ class HttpEngine:
         async with self._publishing, stream.connected(self.url, self._call) as send:
             try:
                 await self._control(f"/pause?mode=keep&clear_cache={'false' if self._keep_stale_cache else 'true'}")
-                await self._control("/start_weight_update")
+                await self._start()
                 try:
                     await send()
-                except BaseException:
-                    await self._abandon()
+                except BaseException as error:
+                    if not _said_by_engine(error):
+                        await self._abandon()
                     raise
-                await self._control("/finish_weight_update", {"weight_version": str(version)})
-                if not self._keep_stale_cache:
-                    # Keys and values of the old weights are never served as if they were new (case D6).
-                    await self._control("/reset_prefix_cache?reset_running_requests=true")
-            finally:
-                await self._resume()
+                await _to_its_end(self._finish(version))
+            except BaseException as error:
+                # What the caller hears is what came first, above all that it was cancelled.
+                try:
+                    await self._resume()
+                except EngineFault as fault:
+                    error.add_note(f"and then: {fault}")
+                raise
+            await self._resume()
 
     async def abort(self, request_id: str) -> None:
         """End a generation from outside: its `generate` returns with finish reason "abort". Unknown ids are ignored."""
@@ -199,14 +203,23 @@ class HttpEngine:
         with contextlib.suppress(EngineFault):  # it is refused: that is how it ends
             await asyncio.shield(abandoning)
 
-    async def _resume(self) -> None:
-        # To its end even if the caller is cancelled: an engine left in pause would stall every episode.
-        resuming = asyncio.ensure_future(self._control("/resume"))
+    async def _start(self) -> None:
         try:
-            await asyncio.shield(resuming)
-        except asyncio.CancelledError:
-            await resuming
+            await self._control("/start_weight_update")
+        except BaseException:
+            # It may have started all the same; or it is still in the update of a trainer that was killed.
+            await self._abandon()
             raise
+
+    async def _finish(self, version: int) -> None:
+        await self._control("/finish_weight_update", {"weight_version": str(version)})
+        if not self._keep_stale_cache:
+            # Keys and values of the old weights are never served as if they were new (case D6).
+            await self._control("/reset_prefix_cache?reset_running_requests=true")
+
+    async def _resume(self) -> None:
+        # An engine left in pause would stall every episode.
+        await _to_its_end(self._control("/resume"))
 
     async def _abort(self, request_id: str, timeout_s: float) -> None:
         body = {"request_ids": [_ID_PREFIX + request_id]}
@@ -257,6 +270,23 @@ class HttpEngine:
             return decode(data)
         except msgspec.DecodeError as error:
             raise EngineFault(f"engine {self.url}: its {what} answer can't be read ({error})") from error
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """`work`, even if the caller is cancelled meanwhile; the cancellation comes after it."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # it counts no more
+        raise
+
+
+def _said_by_engine(error: BaseException) -> bool:
+    """Whether `error` is an engine's own answer; one that it was not heard for has a cause."""
+    return isinstance(error, EngineFault) and error.__cause__ is None
 
 
 class _TimedOut(EngineFault):

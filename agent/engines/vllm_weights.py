@@ -140,20 +140,25 @@ def engine_class() -> Any:
                 raise ValueError("a bucket before its manifest, or a broadcast without /init_weight_transfer_engine")
             manifest = self._manifest
 
-            def load() -> None:
+            def receive() -> Any:
                 if shared is not None:
-                    packed = weight_stream.opened_buffer(shared, self.device)
-                else:
-                    # One for each bucket: the layerwise reload keeps views of it until a layer is complete.
-                    size = weight_stream.packed_bytes(manifest, names)
-                    packed = torch.empty(size, dtype=torch.uint8, device=self.device)
-                    weight_stream.broadcast(self._group, packed)
+                    return weight_stream.opened_buffer(shared, self.device)
+                # One for each bucket: the layerwise reload keeps views of it until a layer is complete.
+                packed = torch.empty(weight_stream.packed_bytes(manifest, names), dtype=torch.uint8, device=self.device)
+                weight_stream.broadcast(self._group, packed)
+                return packed
+
+            def load(packed: Any) -> None:
                 if not self._received:
                     self._begin()
-                self._load(weight_stream.unpack(packed, manifest, names))
                 self._received.update(names)
+                self._load(weight_stream.unpack(packed, manifest, names))
 
-            self._guarded(load)
+            if self._received or self.parallel_config.world_size_across_dp > 1:  # other workers may be further
+                self._guarded(lambda: load(receive()))
+            else:  # nothing is loaded yet, so what fails now, say memory on another GPU, is refused
+                packed = receive()
+                self._guarded(lambda: load(packed))
 
         def _begin(self) -> None:
             from vllm.model_executor.model_loader.reload import initialize_layerwise_reload

@@ -244,13 +244,12 @@ class WeightStreamer:
     @contextlib.asynccontextmanager
     async def connected(self, url: str, call: Call) -> AsyncIterator[Callable[[], Awaitable[object]]]:
         """Connect to the engine at `url`; gives what sends everything to it, in the midst of an update."""
-        workers = await self._workers(url, call)
         if self._manifest is None:
             self._manifest = await asyncio.to_thread(lambda: manifest_of(self.source()))
         if self.kind == "ipc":
             yield lambda: self._send(call, None)
             return
-        group = await self._connect(url, call, workers)
+        group = await self._connect(url, call)
 
         async def send() -> None:
             try:
@@ -264,16 +263,9 @@ class WeightStreamer:
         finally:
             group.abort()
 
-    async def _workers(self, url: str, call: Call) -> int:
-        try:
-            return int(json.loads(await call("GET", "/get_world_size", None))["world_size"])
-        except EngineRefused as error:
-            raise EngineRefused(
-                f"the engine {url} takes no stream of weights, only folders; stream to a vLLM engine ({error})",
-                error.status,
-            ) from error
-
-    async def _connect(self, url: str, call: Call, workers: int) -> Any:
+    async def _connect(self, url: str, call: Call) -> Any:
+        with _no_streams():
+            workers = json.loads(await call("GET", "/get_world_size", None))["world_size"]
         address = urlsplit(url)
         own = await asyncio.to_thread(address_towards, address.hostname or "", address.port or 80)
         listener = socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET)
@@ -286,7 +278,8 @@ class WeightStreamer:
 
     async def _send(self, call: Call, group: Any) -> None:
         assert self._manifest is not None
-        await call("POST", "/update_weights", {"update_info": {"manifest": self._manifest}})
+        with _no_streams():
+            await call("POST", "/update_weights", {"update_info": {"manifest": self._manifest}})
         parts = buckets(self.source(), self.bucket_bytes)
         while (part := await asyncio.to_thread(next, parts, None)) is not None:
             names, tensors = [name for name, _ in part], [tensor for _, tensor in part]
@@ -302,6 +295,17 @@ class WeightStreamer:
                 await asyncio.to_thread(pack, tensors, buffer)
                 sending = asyncio.to_thread(broadcast, group, buffer)
                 await _both(sending, call("POST", "/update_weights", {"update_info": {"bucket": names}}))
+
+
+@contextlib.contextmanager
+def _no_streams() -> Iterator[None]:
+    """An engine that does not know the first message of a stream (4xx; vLLM refuses weights with 5xx)."""
+    try:
+        yield
+    except EngineRefused as error:
+        raise EngineRefused(
+            f"this engine takes no stream of weights: publish folders to it, or use vLLM ({error})", error.status
+        ) from None
 
 
 async def _both(blocking: Awaitable[Any], request: Awaitable[Any]) -> Any:
