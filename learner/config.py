@@ -219,7 +219,9 @@ class EngineConfig(_Section):
 
     One that was started here and ends is started again, `restarts` times an hour each; then the run stops.
     `vllm_options` are further words for `vllm serve`, and `vllm_environment` is where it is installed (`make vllm`).
-    `keep_stale_cache`: keys and values outlive a publication (see docs/engines.md).
+    `keep_stale_cache`: keys and values outlive a publication (see docs/engines.md). `transfer`: how weights reach
+    vLLM: "snapshot" (a folder that the engine reads), "broadcast" (to engines on other GPUs or machines), "ipc" (to an
+    engine on the learner's own GPU).
     """
 
     urls: tuple[str, ...] = ()
@@ -233,6 +235,7 @@ class EngineConfig(_Section):
     max_context: int = 4096
     threads: int = 1
     keep_stale_cache: bool = False
+    transfer: Literal["snapshot", "broadcast", "ipc"] = "snapshot"
 
 
 class RuntimeSection(_Section):
@@ -338,6 +341,7 @@ class Recipe(_Section):
                 f"engine.count {self.engine.count} of hardware.gpus_per_engine {self.hardware.gpus_per_engine} is not "
                 f"hardware.engine_gpus {self.hardware.engine_gpus}"
             )
+        self._check_transfer()
         if self.runtime.max_context_tokens > self.engine.max_context:
             raise ValueError("runtime.max_context_tokens is larger than engine.max_context")
         if self.store.max_ready is not None and self.store.max_ready < self.learner.batch_size:
@@ -353,6 +357,18 @@ class Recipe(_Section):
                 f"store.order {self.store.order!r} works on single rollouts; {self.learner.algorithm!r} groups"
             )
         return self
+
+    def _check_transfer(self) -> None:
+        if (transfer := self.engine.transfer) == "snapshot":
+            return
+        if self.engine.launch == "local" and not self.engine.urls:
+            raise ValueError(f"engine.transfer {transfer!r} needs vLLM: the local engine reads snapshots only")
+        if self.learner.online:
+            raise ValueError(
+                f"engine.transfer {transfer!r}: a server keeps its versions on disk, so it needs snapshots"
+            )
+        if transfer == "ipc" and self.hardware.engine_gpus:
+            raise ValueError("engine.transfer 'ipc' is for an engine on the learner's own GPU; choose broadcast")
 
 
 DEFAULT_RECIPE = "tir_tiny.yaml"

@@ -13,14 +13,19 @@ import os
 import time
 from asyncio.subprocess import Process
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from agent.engines.base import Engine, EngineFault, EngineHealth, EngineRefused
 from agent.engines.client import HttpEngine
 from agent.engines.launch import end_group, launch_local, launch_vllm, log_tail, stop_local
+from agent.engines.vllm_weights import tensors
+from agent.engines.weight_stream import WeightStreamer
 from learner.cli import LearnerFault
 from learner.config import Recipe
 
@@ -39,6 +44,9 @@ RESTART_WINDOW_S = 3600.0
 
 Launch = Callable[[Path, int, int], Awaitable[tuple[Process, str]]]
 """(model folder, version, port; 0: any) -> the process and its URL."""
+
+Weights = Path | Callable[[], Iterable[tuple[str, Tensor]]]
+"""What is published: a snapshot folder, or what gives the tensors that a trainer holds, again with each call."""
 
 
 @dataclass
@@ -71,6 +79,10 @@ class Fleet:
     A restart takes the old port, so that nobody has to learn a new address. A publication succeeds when one engine
     has taken it; the others are given it as soon as they answer. An engine that answers and still refuses the
     weights (another model, say) is a `LearnerFault`: waiting would not change its mind.
+
+    With `engine.transfer` other than "snapshot" weights are streamed (agent/engines/weight_stream.py), from the trainer
+    itself where it gives no folder. Then an engine that is started again begins with the last folder, and is given
+    the trainer's weights while these hold still: see `weights_change`.
     """
 
     def __init__(
@@ -78,13 +90,19 @@ class Fleet:
         members: list[_Member],
         *,
         version: int,
-        weights: Path | None,
+        model: Path,
+        adopt: bool,
         restarts: int,
         patience_s: float,
         timeout_s: float,
+        transfer: Literal["snapshot", "broadcast", "ipc"],
     ) -> None:
         self._members = members
-        self._newest: tuple[int, Path | None] = (version, weights)  # None: nothing is published yet, see `adopt`
+        # None: nothing is published yet, see `adopt`.
+        self._newest: tuple[int, Weights | None] = (version, None if adopt else model)
+        self._last_folder = (version, model)
+        self._transfer, self._changing = transfer, False
+        self._stream: WeightStreamer | None = None
         self._restarts, self._patience_s, self._timeout_s = restarts, patience_s, timeout_s
         self._keepers: list[asyncio.Task[None]] = []
         self._last_seen = time.monotonic()
@@ -116,10 +134,12 @@ class Fleet:
                 for url in urls
             ],
             version=version,
-            weights=None if adopt and urls else model,
+            model=model,
+            adopt=adopt and bool(urls),
             restarts=recipe.engine.restarts,
             patience_s=recipe.runtime.limits.engine_patience_s,
             timeout_s=recipe.learner.publication_timeout_s,
+            transfer=recipe.engine.transfer,
         )
         try:
             if not urls:
@@ -163,13 +183,27 @@ class Fleet:
                 "start one again, or raise runtime.limits.engine_patience_s"
             )
 
-    async def publish(self, version: int, weights: Path, *, timeout_s: float) -> None:
-        """Give the snapshot folder `weights` to every engine as `version`; returns once one of them serves it.
+    @contextlib.asynccontextmanager
+    async def weights_change(self) -> AsyncIterator[None]:
+        """The trainer's weights change in this block: none is given to an engine meanwhile, but by `publish`."""
+        self._changing = True
+        for member in self._members:
+            async with member.lock:  # what is under way comes first
+                pass
+        try:
+            yield
+        finally:
+            self._changing = False
+
+    async def publish(self, version: int, weights: Weights, *, timeout_s: float) -> None:
+        """Give `weights` to every engine as `version`; returns once one of them serves it.
 
         `timeout_s` bounds the publication to one engine. While none is there, waits for one to come back: as long as
         `runtime.limits.engine_patience_s`, then `LearnerFault`.
         """
-        self._newest, self._timeout_s = (version, weights), timeout_s
+        self._newest, self._timeout_s, self._changing = (version, weights), timeout_s, False
+        if isinstance(weights, Path):
+            self._last_folder = (version, weights)
         for member in self._members:
             member.refusals, member.served = 0, None
         await asyncio.gather(*(self._bring_up_to_date(m) for m in self._members if not m.starting))
@@ -183,8 +217,7 @@ class Fleet:
     async def _add(self, recipe: Recipe, index: int, folder: Path) -> None:
         name = "engine" if recipe.engine.count == 1 else f"engine-{index}"
         launch = _launcher(recipe, index, folder / f"{name}.log")
-        version, weights = self._newest
-        assert weights is not None
+        version, weights = self._last_folder
         process, url = await launch(weights, version, 0)
         client = HttpEngine(url, keep_stale_cache=recipe.engine.keep_stale_cache)
         self._members.append(_Member(name, client, process, launch, log=folder / f"{name}.log", served=version))
@@ -227,8 +260,7 @@ class Fleet:
                     )
                 member.restarts.append(time.monotonic())
                 member.trouble = why
-                version, weights = self._newest
-                assert weights is not None
+                version, weights = self._last_folder
                 log.warning("starting the %s again with version %d: %s", member.name, version, why)
                 end_group(process)
                 await stop_local(process)
@@ -268,9 +300,12 @@ class Fleet:
             if member.served == version == answer.version:
                 member.trouble, self._last_seen = "", time.monotonic()
                 return
+            if self._changing and not isinstance(weights, Path):
+                member.served, member.trouble = None, "it waits for the end of the step"
+                return
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    await member.engine.publish(version, weights)
+                    await member.engine.publish(version, self._given(weights))
             except (EngineFault, TimeoutError) as error:
                 # vLLM says 500 to a snapshot that it refuses, as a dying engine may; the second does not stay.
                 member.refusals += _REFUSALS if isinstance(error, EngineRefused) else 1
@@ -282,6 +317,18 @@ class Fleet:
                     log.warning("%s is back, with version %d", member.name, version)
                 member.served, member.trouble, member.refusals = version, "", 0
                 self._last_seen = time.monotonic()
+
+    def _given(self, weights: Weights) -> Path | WeightStreamer:
+        """As the engine's client takes them."""
+        if isinstance(weights, Path):
+            if self._transfer == "snapshot":
+                return weights
+            folder = weights
+            return _streamer(lambda: tensors(folder), self._transfer, self._timeout_s)
+        assert self._transfer != "snapshot", "a trainer's tensors have to be streamed"
+        if self._stream is None or self._stream.source != weights:
+            self._stream = _streamer(weights, self._transfer, self._timeout_s)
+        return self._stream
 
     async def _take_down(self) -> None:
         for keeper in self._keepers:
@@ -299,6 +346,13 @@ async def _asked(member: _Member) -> EngineHealth | str:
             return await member.engine.health()
     except (EngineFault, TimeoutError) as error:
         return str(error) or f"its health was not answered within {_CHECK_S:g} s"
+
+
+def _streamer(
+    source: Callable[[], Iterable[tuple[str, Tensor]]], kind: Literal["broadcast", "ipc"], limit_s: float
+) -> WeightStreamer:
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return WeightStreamer(source, kind=kind, device=device, limit_s=limit_s)
 
 
 def _launcher(recipe: Recipe, index: int, log_file: Path) -> Launch:

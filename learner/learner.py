@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from torch import Tensor
 
 from agent.episode import Episode
 from learner.advantages import RunningMeanBaseline
@@ -22,7 +23,7 @@ from learner.checkpoint import Progress, load_checkpoint, save_checkpoint
 from learner.config import Recipe, RecipeError
 from learner.critic import freeze
 from learner.forward import PolicyForward
-from learner.models import load_policy_model, save_policy_model
+from learner.models import checkpoint_tensors, load_policy_model, save_policy_model
 from learner.pretrain_value import load_critic
 from learner.ranks import own_rows
 from learner.sao import StepResult, StepSettings, sao_step
@@ -153,6 +154,10 @@ class Learner:
         if self.running_mean is not None and self.progress.baseline is not None:
             self.running_mean.load_state_dict(self.progress.baseline)
         return lines
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The policy's weights as `export` would write them; the tensors hold until the next step."""
+        return checkpoint_tensors(self.policy.unwrapped.model)
 
     def export(self, folder: Path) -> Path:
         """Write the policy in Hugging Face format, complete with tokenizer, and return the folder.

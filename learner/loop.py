@@ -26,6 +26,7 @@ from learner.batch import Batch
 from learner.cli import LearnerFault
 from learner.config import Recipe
 from learner.display import Display
+from learner.engines import Weights
 from learner.evaluate import run_evaluation
 from learner.learner import Learner
 from learner.losses import log_bounds
@@ -83,12 +84,13 @@ class Loop:
                 waited = time.monotonic() - started
                 version = progress.version
                 episodes = [records.decode(data) for data in claim.episodes]
-                if self.held_out_probe is not None:
-                    await asyncio.to_thread(self.ranks.call, "remember")
-                batch, result = await asyncio.to_thread(self.ranks.call, "step", episodes)
-                judged = await self._judge(result)
-                stepped = time.monotonic()
-                published = await self._keep(claim, result) | judged
+                async with self.services.weights_change():
+                    if self.held_out_probe is not None:
+                        await asyncio.to_thread(self.ranks.call, "remember")
+                    batch, result = await asyncio.to_thread(self.ranks.call, "step", episodes)
+                    judged = await self._judge(result)
+                    stepped = time.monotonic()
+                    published = await self._keep(claim, result) | judged
                 figures = self._figures(claim, episodes, batch, result, version) | published
                 annotations.write(_annotations(batch, result, version, self.learner))
                 figures |= {"time/waited_s": waited, "time/learner_s": stepped - started - waited}
@@ -205,7 +207,7 @@ class Loop:
         Where one samples from something else, the publication is made once more; then it is a `LearnerFault`.
         """
         config, version, started = self.recipe.learner, self.learner.progress.version, time.monotonic()
-        weights = await asyncio.to_thread(self.learner.export, self.folder / "weights" / f"v{version}")
+        weights = await self._weights(version)
         figures: dict[str, float] = {"parity/published_again": 0.0}
         while True:
             try:
@@ -216,7 +218,7 @@ class Loop:
                     raise
                 # The server has gone back to older weights meanwhile, and named them with this number.
                 version = self.learner.progress.version = int(free.group(1))
-                weights = await asyncio.to_thread(self.learner.export, self.folder / "weights" / f"v{version}")
+                weights = await self._weights(version)
                 continue
             served = time.monotonic()
             figures["time/publish_s"] = served - started
@@ -233,6 +235,12 @@ class Loop:
                 )
             self.display.log(f"{fault}. Publishing once more")
             figures["parity/published_again"] = 1.0
+
+    async def _weights(self, version: int) -> Weights:
+        """A snapshot in the run's folder, or what gives the policy's weights as they are."""
+        if self.recipe.engine.transfer == "snapshot":
+            return await asyncio.to_thread(self.learner.export, self.folder / "weights" / f"v{version}")
+        return self.learner.weights
 
     async def _evaluate(self, *, record: bool = True) -> dict[str, float]:
         """Evaluate the served version; nothing is published meanwhile. Without held-out tasks: nothing."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from learner.config import ModelConfig, RecipeError
 
@@ -30,6 +34,9 @@ _TOKENIZER_FILES = (
     "merges.txt",
     "added_tokens.json",
 )
+
+
+_LAYER = re.compile(r".*?\.\d+\.")  # up to the first number in a name: "model.layers.3."
 
 
 def load_policy_model(path: Path, config: ModelConfig) -> Any:
@@ -86,3 +93,19 @@ def save_policy_model(model: Any, source: Path, target: Path) -> None:
     for name in _TOKENIZER_FILES:
         if (source / name).exists() and source.resolve() != target.resolve():
             shutil.copy(source / name, target / name)
+
+
+def checkpoint_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor of every weight, as `save_policy_model` would write them, on the device where they are.
+
+    One layer at a time is brought to the checkpoint's format (fused experts are taken apart), so that no second model
+    is needed in memory. The tensors may be the model's own: they hold until its next update.
+    """
+    weights = remove_tied_weights_from_state_dict(model.state_dict(), model)
+    for _, layer in groupby(weights.items(), key=lambda item: _layer_of(item[0])):
+        yield from revert_weight_conversion(model, dict(layer)).items()
+
+
+def _layer_of(name: str) -> str:
+    found = _LAYER.match(name)
+    return found.group() if found else ""

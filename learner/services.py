@@ -25,7 +25,7 @@ from agent.engines.launch import log_tail, stop_local
 from agent.store.client import StoreClient
 from learner.cli import LearnerFault
 from learner.config import Recipe
-from learner.engines import Fleet
+from learner.engines import Fleet, Weights
 
 _START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 15.0
@@ -60,8 +60,15 @@ class Services:
         if self.fleet is not None:
             self.fleet.check()
 
-    async def publish(self, version: int, weights: Path, *, timeout_s: float) -> None:
-        """Give the engines the snapshot (see `Fleet.publish`), then tell the store that `version` is served."""
+    @contextlib.asynccontextmanager
+    async def weights_change(self) -> AsyncIterator[None]:
+        """See `Fleet.weights_change`."""
+        assert self.fleet is not None
+        async with self.fleet.weights_change():
+            yield
+
+    async def publish(self, version: int, weights: Weights, *, timeout_s: float) -> None:
+        """Give the engines the weights (see `Fleet.publish`), then tell the store that `version` is served."""
         assert self.fleet is not None
         await self.fleet.publish(version, weights, timeout_s=timeout_s)
         async with asyncio.timeout(timeout_s):

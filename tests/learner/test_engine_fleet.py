@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from aiohttp import web
+from control_server import WAIT_S, ControlServer, servers, until
 from learner_tools import micro_recipe, write_micro_model
 from rich.console import Console
 
@@ -26,77 +24,6 @@ from learner.engines import Fleet, engine_devices
 from learner.pretrain_value import collect_episodes
 from learner.services import Services
 
-WAIT_S = 120.0
-
-
-class ControlServer:
-    """The control half of the token protocol, on a port that stays the same over `stop` and `start`."""
-
-    def __init__(self) -> None:
-        self.label = "base"
-        self.published: list[tuple[str, str]] = []
-        self.answers: list[tuple[int, str]] = []
-        self.port = 0
-        self._path = ""
-        self._runner: web.AppRunner | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    async def start(self) -> None:
-        app = web.Application()
-        app.router.add_get("/health", self._empty)
-        app.router.add_get("/metrics", self._empty)
-        app.router.add_get("/weight_info", self._info)
-        app.router.add_get("/v1/models", self._models)
-        for path in ("/pause", "/start_weight_update", "/reset_prefix_cache", "/resume"):
-            app.router.add_post(path, self._empty)
-        app.router.add_post("/update_weights", self._update)
-        app.router.add_post("/finish_weight_update", self._finish)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = self._runner.addresses[0][1]
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-
-    async def _empty(self, request: web.Request) -> web.Response:
-        return web.Response(text="")
-
-    async def _info(self, request: web.Request) -> web.Response:
-        return web.json_response({"weight_version": self.label})
-
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "m", "max_model_len": 512}]})
-
-    async def _update(self, request: web.Request) -> web.Response:
-        if self.answers:
-            status, text = self.answers.pop(0)
-            return web.json_response({"error": {"message": text}}, status=status)
-        self._path = (await request.json())["update_info"]["path"]
-        return web.Response(text="")
-
-    async def _finish(self, request: web.Request) -> web.Response:
-        self.label = (await request.json())["weight_version"]
-        self.published.append((self.label, Path(self._path).name))
-        return web.Response(text="")
-
-
-@contextlib.asynccontextmanager
-async def servers(count: int) -> AsyncIterator[list[ControlServer]]:
-    made = [ControlServer() for _ in range(count)]
-    try:
-        for server in made:
-            await server.start()
-        yield made
-    finally:
-        for server in made:
-            await server.stop()
-
 
 def fleet_of(found: list[ControlServer], folder: Path, *, patience_s: float = WAIT_S) -> Any:
     recipe = micro_recipe(
@@ -105,12 +32,6 @@ def fleet_of(found: list[ControlServer], folder: Path, *, patience_s: float = WA
         runtime={"max_context_tokens": 400, "max_tokens_per_turn": 16, "limits": {"engine_patience_s": patience_s}},
     )
     return Fleet.start(recipe, model=folder / "start", version=0, folder=folder)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_external_engines_are_given_the_weights_before_anything_runs(tmp_path: Path) -> None:
@@ -166,8 +87,9 @@ async def test_with_the_only_engine_down_a_publication_waits_for_it(tmp_path: Pa
 
 
 async def test_an_engine_that_stays_away_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    async with servers(1) as found, fleet_of(found, tmp_path, patience_s=0.5) as fleet:
+    async with servers(1) as found, fleet_of(found, tmp_path) as fleet:
         await found[0].stop()
+        fleet._patience_s = 0.5
         with pytest.raises(LearnerFault, match=found[0].url):
             await fleet.publish(1, tmp_path / "v1", timeout_s=10)
 
