@@ -75,7 +75,7 @@ test: lint sandboxes browser
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not vllm and not openhands' $(ARGS)
 
 test-vllm: install vllm
-	SAO_REQUIRE_VLLM=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'vllm and not slow' tests/engines tests/serve $(ARGS)
+	SAO_REQUIRE_VLLM=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'vllm and not slow' tests/engines tests/learner tests/serve $(ARGS)
 
 test-openhands: sandboxes openhands
 	SAO_REQUIRE_OPENHANDS=1 .venv-openhands/bin/python -m pytest -m openhands tests/openhands $(ARGS)

@@ -123,13 +123,12 @@ if have_vllm():  # or else not collected: `make test-vllm` makes it
     @pytest.mark.vllm
     @pytest.mark.xdist_group("vllm-moe")
     @pytest.mark.timeout(1500)
-    @pytest.mark.parametrize("transfer", ["broadcast", "ipc"])
-    async def test_a_killed_vllm_is_given_the_policy_that_the_trainer_holds(tmp_path: Path, transfer: str) -> None:
+    async def test_a_killed_vllm_is_given_the_policy_that_the_trainer_holds(tmp_path: Path) -> None:
         """It is started from the run's first folder, which is versions behind; trainer and engine agree all along."""
-        model = write_micro_model(tmp_path / "model", head_dim=32)
+        model = write_micro_model(tmp_path / "model", head_dim=32, hidden_size=32, expert_width=32)
         sections: dict[str, Any] = {
             "env": {"id": "sao/PythonTIR-v0", "kwargs": {"problems": {"source": "tiny_fold", "size": 16}, "spares": 0}},
-            "engine": {"max_context": 512, "launch": "vllm", "transfer": transfer},
+            "engine": {"max_context": 512, "launch": "vllm", "transfer": "broadcast"},
             "runtime": {**_RUNTIME, "limits": {"engine_patience_s": 600.0}},
             "learner": {"steps": 8, "batch_size": 8, "parity_threshold": 1e-4},
         }
