@@ -1,16 +1,19 @@
 """How long a publication takes, and what the requests in flight feel of it, for both engines.
 
     python benchmarks/publish_latency.py [--quick] [--engines local vllm] [--in-flight 16] [--json FILE]
+    python benchmarks/publish_latency.py --engines vllm --transfers snapshot broadcast ipc --large --in-flight 2
 
 A learner's step has just ended: its weights lie in memory. They are written as a snapshot, published, and requests in
-flight (streams of up to 900 tokens) go on under them. Measured for every publication:
+flight (streams of up to 900 tokens) go on under them; or they are streamed to vLLM from where they lie. Measured for
+every publication:
 
-    written     until the snapshot is complete on the disk
+    written     until the snapshot is complete on the disk (a stream needs none)
     call        the publication itself, from there until the engine goes on
     first       from there until a token that was sampled under the new weights has arrived
     gap         the longest time between two tokens of a request that was in flight, and the usual one for comparison
 
-The model is the tiny recipe's (Qwen3-MoE, hidden 64, 2 layers, two heads of 32, 8 experts). The new weights differ from
+The model is the tiny recipe's (Qwen3-MoE, hidden 64, 2 layers, two heads of 32, 8 experts); with --large one of 400 MB
+(hidden 1024, 4 layers). The new weights differ from
 the old ones by 0.0008 in every number, as after one step of that recipe. With the stale cache kept, the last column
 says what it costs: the difference of the log-probs from those that the new weights give to the whole sequence.
 """
@@ -35,14 +38,16 @@ from report import save_json, show
 from agent.engines.base import Completion
 from agent.engines.client import HttpEngine
 from agent.engines.launch import launch_local, launch_vllm, stop_local
+from agent.engines.weight_stream import WeightStreamer
 from agent.episode import SamplingParams
 from learner.config import ModelConfig, TinyModelConfig
 from learner.forward import PolicyForward
-from learner.models import load_policy_model, save_policy_model
+from learner.models import checkpoint_tensors, load_policy_model, save_policy_model
 from learner.parity import score
 from learner.tiny import write_tiny_model
 
 SHAPE = TinyModelConfig(heads=2, kv_heads=1, head_dim=32)
+LARGE = SHAPE.model_copy(update={"hidden_size": 1024, "layers": 4, "expert_width": 1024})
 MAX_CONTEXT = 1024
 PROMPT, ACTION = 60, 900
 STEP = 8e-4
@@ -92,9 +97,9 @@ class Load:
             length = ACTION
 
 
-def make_snapshots(folder: Path) -> list[Any]:
+def make_snapshots(folder: Path, shape: TinyModelConfig) -> list[Any]:
     """The model folder `folder/start`, and two sets of weights, one step apart, in memory."""
-    source = write_tiny_model(folder / "start", SHAPE, ["What is 1 + 1?"] * 4, 0) or folder / "start"
+    source = write_tiny_model(folder / "start", shape, ["What is 1 + 1?"] * 4, 0) or folder / "start"
     models = [load_policy_model(source, ModelConfig(path=source)) for _ in range(2)]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -148,7 +153,7 @@ def difference(models: Sequence[Any], ended: Sequence[Request], most: int = 24) 
 
 
 async def measure(
-    name: str, *, keep: bool, in_flight: int, publications: int, folder: Path, models: Sequence[Any]
+    name: str, transfer: Any, *, keep: bool, in_flight: int, publications: int, folder: Path, models: Sequence[Any]
 ) -> dict[str, Any]:
     """Start an engine, load it, publish the two sets of weights to it in turn."""
     launch = launch_local if name == "local" else launch_vllm
@@ -158,16 +163,18 @@ async def measure(
         limits["dtype"] = "float32"  # "auto" makes bfloat16 of it
     process, url = await launch(folder / "start", version=0, log=log, **limits)
     engine = HttpEngine(url, keep_stale_cache=keep)
+    version = 0
+    stream = WeightStreamer(lambda: checkpoint_tensors(models[version % 2]), kind=transfer)
     try:
         load, made = Load(engine, in_flight), []
         running = asyncio.create_task(load.run())
         await asyncio.sleep(1.0)
         for version in range(1, publications + 1):
             begun = time.monotonic()
-            weights = folder / f"v{version}"
-            await asyncio.to_thread(save_policy_model, models[version % 2], folder / "start", weights)
+            if transfer == "snapshot":
+                await asyncio.to_thread(save_policy_model, models[version % 2], folder / "start", folder / "weights")
             written = time.monotonic()
-            await engine.publish(version, weights)
+            await engine.publish(version, folder / "weights" if transfer == "snapshot" else stream)
             made.append(Publication(version, begun, written, time.monotonic()))
             if in_flight == 0:
                 await one_request(engine, load)
@@ -180,6 +187,7 @@ async def measure(
     found = figures_of(made[1:], load.ended)  # the first one pays for what is made once
     return {
         "engine": name,
+        "transfer": transfer,
         "keep": keep,
         **found,
         "difference": await asyncio.to_thread(difference, models, load.ended),
@@ -201,6 +209,11 @@ async def main() -> None:
     description, _, _ = (__doc__ or "").partition("\n\nA learner's")
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="+", choices=("local", "vllm"), default=["local", "vllm"])
+    parser.add_argument(
+        "--transfers", nargs="+", choices=("snapshot", "broadcast", "ipc"), default=["snapshot"],
+        help="how weights reach vLLM (default snapshot; the local engine takes no other)",
+    )  # fmt: skip
+    parser.add_argument("--large", action="store_true", help="a model of 400 MB instead of the tiny recipe's")
     parser.add_argument("--in-flight", type=int, default=16, help="requests in flight (default 16; 0: an idle engine)")
     parser.add_argument("--publications", type=int, default=12, help="the first one is not counted (default 12)")
     parser.add_argument("--quick", action="store_true", help="three publications to the local engine")
@@ -212,12 +225,16 @@ async def main() -> None:
     torch.set_num_threads(1)
     rows, results = [], []
     with tempfile.TemporaryDirectory() as name:
-        models = make_snapshots(Path(name))
+        models = make_snapshots(Path(name), LARGE if options.large else SHAPE)
         for engine in engines:
-            for keep in (False, True):
-                print(f"{engine}, {'kept' if keep else 'cleared'} cache ...", flush=True)
+            # The stale cache has nothing to do with the way: once is enough.
+            ways = [(way, False) for way in (options.transfers if engine == "vllm" else ["snapshot"])]
+            for transfer, keep in [*ways, ("snapshot", True)]:
+                title = f"{engine}, {transfer}, cache {'kept' if keep else 'cleared'}"
+                print(f"{title} ...", flush=True)
                 found = await measure(
                     engine,
+                    transfer,
                     keep=keep,
                     in_flight=options.in_flight,
                     publications=publications,
@@ -226,7 +243,7 @@ async def main() -> None:
                 )
                 results.append(found)
                 rows.append(
-                    [f"{engine}, cache {'kept' if keep else 'cleared'}"]
+                    [title]
                     + [milliseconds(found[column]) for column in ("written", "call", "first", "gap")]
                     + [f"{1e3 * found['usual'][0]:.1f}", f"{found['difference']:.1e}"]
                 )

@@ -52,4 +52,4 @@ def test_it_runs_in_small_and_a_kept_cache_shows_in_the_log_probs(tmp_path: Path
     assert (cleared["keep"], kept["keep"]) == (False, True)
     assert len(cleared["call"]) == len(cleared["first"]) == len(cleared["gap"]) == 2
     assert cleared["difference"] < 1e-4 < kept["difference"]
-    assert "local, cache cleared" in done.stdout
+    assert "local, snapshot, cache cleared" in done.stdout
