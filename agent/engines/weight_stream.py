@@ -174,7 +174,9 @@ def opened_buffer(handle: dict[str, Any], device: torch.device) -> Tensor:
     Raises ValueError if it is gone already.
     """
     if device.type == "cuda":
-        return _from_cuda_handle(handle, device).clone()
+        copy = _from_cuda_handle(handle, device).clone()
+        torch.cuda.synchronize(device)  # the other side frees its own once it is told
+        return copy
     try:
         # The number of a file that is closed may be that of any other file by now.
         there = os.readlink(handle["path"]).startswith(f"/memfd:{handle['name']} ")
