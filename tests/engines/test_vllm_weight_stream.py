@@ -30,7 +30,7 @@ from agent.episode import SamplingParams
 
 BUCKET_BYTES = 60_000  # less than a layer
 LIMIT_S = 60.0
-PROMPT = [(7 * i) % VOCABULARY for i in range(80)]
+PROMPT = [(7 * i) % VOCABULARY for i in range(300)]  # longer than a block of the cache
 SAMPLING = SamplingParams(max_tokens=12, seed=11)
 LONG = 1500  # tokens: as in test_engine_contract.py
 
