@@ -20,6 +20,7 @@ import pytest
 from aiohttp import web
 from engine_tools import VLLM_READY_S, VLLM_TEST_S, VOCABULARY, EngineUnderTest, have_vllm, make_model
 from safetensors.torch import load_file
+from test_engine_contract import assert_same, reference
 from torch import Tensor
 
 from agent.engines.base import Call, Completion, EngineFault
@@ -69,6 +70,15 @@ async def _assert_serves(engine: EngineUnderTest, version: int, logprobs: tuple[
     assert done.logprobs == pytest.approx(logprobs, abs=1e-6)
 
 
+def _assert_swapped(engine: EngineUnderTest, prompt: list[int], done: Completion, old: int) -> None:
+    """Its tokens are of `first` under the version `old`, and then of `second`, which sees the old ones as its own."""
+    assert sorted(done.versions) == list(done.versions)
+    assert set(done.versions) == {old, old + 1}
+    cut = done.versions.index(old + 1)
+    assert_same(done.logprobs[:cut], reference(engine.first, prompt, done.token_ids)[:cut])
+    assert_same(done.logprobs[cut:], reference(engine.second, prompt, done.token_ids)[cut:])
+
+
 async def _expected(engine: EngineUnderTest) -> tuple[Completion, Completion]:
     """What `second` and then `first` give when they come as folders, from versions 1 and 2 on; `first` is served."""
     given = []
@@ -94,6 +104,7 @@ if have_vllm():  # or else not collected, as in conftest.py
                 engine.version += 1
                 await engine.client.publish(engine.version, _stream(folder, kind))
                 await _assert_serves(engine, engine.version, expected.logprobs)
+                assert_same(expected.logprobs, reference(folder, PROMPT, expected.token_ids))
 
     @on_every_vllm
     @by_both_ways
@@ -112,10 +123,8 @@ if have_vllm():  # or else not collected, as in conftest.py
         await _until_sampled(client, (await client.health()).tokens_generated + 100)
         for i in range(4):
             await client.abort(f"{kind}-flight-{i}")
-        for done in await asyncio.gather(*running):
-            assert sorted(done.versions) == list(done.versions)
-            assert set(done.versions) == {old, old + 1}
-            assert len(done.token_ids) == len(done.logprobs) == len(done.versions)
+        for i, done in enumerate(await asyncio.gather(*running)):
+            _assert_swapped(engine, [1, 2, i], done, old)
 
     @on_one_vllm
     @pytest.mark.parametrize(
@@ -201,8 +210,10 @@ if have_vllm():  # or else not collected, as in conftest.py
     @on_one_vllm
     async def test_a_publication_that_is_cancelled_at_its_end_serves_no_old_cache(engine: EngineUnderTest) -> None:
         """Case D6: the new weights are in, so the keys and values of the old ones must go all the same."""
-        _, second = await _expected(engine)
-        await engine.client.generate(PROMPT, SAMPLING)  # its prefix is there
+        old, start = engine.version, (await engine.client.health()).tokens_generated
+        sampling = SamplingParams(max_tokens=LONG)
+        running = asyncio.create_task(engine.client.generate(PROMPT, sampling, request_id="at-the-end"))
+        await _until_sampled(engine.client, start + 50)
         async with _slow_road(engine.client.url, "/finish_weight_update", hold=False) as (url, arrived):
             client = HttpEngine(url)
             publishing = asyncio.create_task(client.publish(engine.version + 1, _stream(engine.second, "ipc")))
@@ -211,7 +222,10 @@ if have_vllm():  # or else not collected, as in conftest.py
             with pytest.raises(asyncio.CancelledError):
                 await publishing
             await client.close()
-        await _assert_serves(engine, engine.version + 1, second.logprobs)
+        assert not await _is_paused(engine.client)
+        await _until_sampled(engine.client, (await engine.client.health()).tokens_generated + 50)
+        await engine.client.abort("at-the-end")
+        _assert_swapped(engine, PROMPT, await running, old)
 
     @on_one_vllm
     async def test_an_update_that_a_killed_trainer_left_open_is_cleared_up(engine: EngineUnderTest) -> None:
