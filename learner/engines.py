@@ -352,7 +352,7 @@ def _streamer(
     source: Callable[[], Iterable[tuple[str, Tensor]]], kind: Literal["broadcast", "ipc"], limit_s: float
 ) -> WeightStreamer:
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    return WeightStreamer(source, kind=kind, device=device, limit_s=limit_s)
+    return WeightStreamer(source, kind=kind, device=device, limit_s=min(limit_s, 60.0))
 
 
 def _launcher(recipe: Recipe, index: int, log_file: Path) -> Launch:

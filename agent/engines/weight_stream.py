@@ -240,7 +240,7 @@ class WeightStreamer:
     kind: Kind
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     bucket_bytes: int = BUCKET_BYTES
-    limit_s: float = 300.0
+    limit_s: float = 60.0
     _manifest: Manifest | None = None
 
     @contextlib.asynccontextmanager

@@ -100,7 +100,9 @@ def _parameters() -> list[Any]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start a vLLM server of their own come first: later, that of a whole group would stand beside it."""
-    items.sort(key=lambda item: item.get_closest_marker("vllm") is None or item.path.name != "test_vllm_launch.py")
+    items.sort(
+        key=lambda item: item.get_closest_marker("vllm") is None or "server" in getattr(item, "fixturenames", ())
+    )
 
 
 @pytest.fixture(scope="session", params=_parameters())
