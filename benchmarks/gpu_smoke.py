@@ -4,17 +4,21 @@
     sh benchmarks/gpu_smoke.sh --device cpu --tiny   # the same path in small
     python benchmarks/gpu_smoke.py --json smoke.json
 
-Three parts: the learner's formulas in float32 on the device against float64 on the CPU; chunked log-probs against
-those of one chunk, in value and gradient; and whole SAO steps (two critic updates, values, advantages, policy) of a
-random Qwen3-MoE of 0.6 billion parameters in bfloat16 on episodes of 8,192 tokens, with peak memory beside what
-`learner.plan` would have said. Exit code 1 where a bound is broken.
+Four parts: the learner's formulas in float32 on the device against float64 on the CPU; chunked log-probs against
+those of one chunk, in value and gradient; weights handed to another process on the device; and whole SAO steps (two
+critic updates, values, advantages, policy) of a random Qwen3-MoE of 0.6 billion parameters in bfloat16 on episodes of
+8,192 tokens, with peak memory beside what `learner.plan` would have said. Exit code 1 where a bound is broken.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import math
 import random
+import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -326,6 +330,39 @@ def recorded_episodes(size: Size, learner: Any) -> list[Any]:
     return recorded
 
 
+_READER = """
+import hashlib, json, sys, torch
+from agent.engines.weight_stream import opened_buffer
+seen = opened_buffer(json.load(sys.stdin), torch.device(sys.argv[1]))
+print(hashlib.sha256(seen.cpu().numpy().tobytes()).hexdigest())
+"""
+
+
+def transfer_lines(device: torch.device, size: int) -> Iterator[Line]:
+    """Both ways of streaming weights to an engine, as far as one device can show them."""
+    from agent.engines.weight_stream import broadcast, join, shared_buffer
+
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    with shared_buffer(size, device) as (buffer, handle):
+        buffer.copy_(torch.randint(0, 256, (size,), dtype=torch.uint8))
+        done = subprocess.run(
+            [sys.executable, "-c", _READER, str(device)], input=json.dumps(handle), capture_output=True, text=True
+        )
+        same = done.stdout.strip() == hashlib.sha256(buffer.cpu().numpy().tobytes()).hexdigest()
+    if not same:
+        print(done.stderr, file=sys.stderr)
+    yield Line("ipc: another process read other bytes", float(not same), "times", 0.0)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    # One rank is no transfer, but the group is made, used and ended; NCCL wants a GPU for each further one.
+    group = join("127.0.0.1", port, 0, 1, device, limit_s=60, listener=listener.detach())
+    began = time.perf_counter()
+    broadcast(group, torch.zeros(size, dtype=torch.uint8, device=device))
+    yield Line("broadcast in a group of one", time.perf_counter() - began, "s", 60.0)
+    group.abort()
+
+
 def report(lines: list[Line], size: Size, parameters: int, device: torch.device, seconds: float) -> None:
     """Print the table."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
@@ -367,6 +404,7 @@ def main() -> int:
         parameters = write_model(folder, size)
         collect("maths", lambda: maths_lines(device, 8, size.length))
         collect("chunked log-probs", lambda: chunk_lines(folder, size, device))
+        collect("weight streams", lambda: transfer_lines(device, 2**20 if given.tiny else 2**28))
         collect("steps", lambda: step_lines(folder, size, device, given.steps))
     seconds = time.perf_counter() - begun
     report(lines, size, parameters, device, seconds)
