@@ -187,7 +187,7 @@ class Fleet:
     async def weights_change(self) -> AsyncIterator[None]:
         """The trainer's weights change in this block: none is given to an engine meanwhile, but by `publish`."""
         self._changing = True
-        for member in self._members:
+        for member in self._members if self._transfer != "snapshot" else ():
             async with member.lock:  # what is under way comes first
                 pass
         try:
