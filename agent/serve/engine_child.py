@@ -55,6 +55,7 @@ class EngineChild:
                 except EngineFault as error:
                     self.fault = str(error)
                     log.error("the engine does not start: %s", error)
+                    await stop_local(self._process)  # one that came up and does not take the weights
                 else:
                     self.fault, wait_s = "", _FIRST_WAIT_S
                     log.info("the engine is back, serving version %d", versions.served)

@@ -95,6 +95,7 @@ class Server:
         )
         current = await versions.load(model, stored)
         engine = await self._open_engine(stack, versions)
+        stack.push_async_callback(versions.settle)
         if stored < current.number:
             await store.set_version(current.number)
         delivery = Delivery(thread, journal, store, config, worker=f"{recipe.name}-serve")

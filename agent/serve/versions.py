@@ -12,9 +12,9 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,6 +24,9 @@ from agent.serve.journal import Journal
 from agent.store.worker import LedgerThread
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_SETTLE_S = 10.0
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -75,11 +78,15 @@ def to_serve(rows: list[Version]) -> Version | None:
 
 
 def prunable(rows: list[Version], keep: int) -> list[Version]:
-    """Versions whose weights may go: all but the newest `keep`, the served one and the one that it goes back to."""
+    """Versions whose weights may go: all but the newest `keep`, the served one and the one that it goes back to.
+
+    A folder that serving started from is not the server's, whichever rollback goes back to it.
+    """
     served = to_serve(rows)
     spared = {v.number for v in [v for v in rows if v.path][-keep:]}
     spared |= {served.number, served.origin or served.number} if served else set()
-    return [v for v in rows if v.path and v.source != "start" and v.number not in spared]
+    starts = {v.path for v in rows if v.source == "start"}
+    return [v for v in rows if v.path and v.path not in starts and v.number not in spared]
 
 
 class Versions:
@@ -103,6 +110,7 @@ class Versions:
         self._table = VersionTable(journal)
         self._keep, self._publish_s, self._on_change = keep, publish_s, on_change
         self._lock = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
         self._rows: list[Version] = []
         self.pinned = False
         self.engine: Engine | None = None
@@ -142,9 +150,18 @@ class Versions:
     async def align(self, engine: Engine) -> None:
         """Take `engine`, and make it serve the served version if it does not."""
         self.engine = engine
-        path, number = self.weights()
-        if (await engine.health()).version != number:
-            await engine.publish(number, path)
+        async with self._lock:  # a publication between the two questions would be taken back
+            path, number = self.weights()
+            if (await engine.health()).version != number:
+                await engine.publish(number, path)
+
+    async def settle(self) -> None:
+        """At the end: wait a little for a change that is under way and whose caller has gone."""
+        if self._changes:
+            _, late = await asyncio.wait(self._changes, timeout=_SETTLE_S)
+            for change in late:
+                change.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     async def publish(self, number: int, weights: Path) -> str:
         """A publication by the learner: "served", or "held" while pinned. Again with the same weights is harmless.
@@ -152,10 +169,18 @@ class Versions:
         Raises `ApiError` 409 for a number that names other weights (the message and `next_version` say which is free)
         and `EngineFault` for weights that the engine does not take.
         """
+        return await self._whole(self._publish(number, weights))
+
+    async def _publish(self, number: int, weights: Path) -> str:
         async with self._lock:
             known = next((v for v in self._rows if v.number == number), None)
             note = await asyncio.to_thread(os.path.abspath, weights)
             if known is not None and known.source == "learner" and known.note == note and known.status != "failed":
+                if known.status == "publishing":  # the engine may have it, and the table could not be told
+                    if self.pinned or number != self.newest:
+                        await self._put(msgspec.structs.replace(known, status="held"))
+                        return "held"
+                    await self._serve(known)
                 return "held" if known.status == "held" else "served"
             if number <= self.newest:
                 raise ApiError(
@@ -170,18 +195,25 @@ class Versions:
                 await self._put(msgspec.structs.replace(version, status="held"))
                 log.info("version %d is held: versions are pinned at %d", number, self.served)
                 self._tell()
+                await self._prune()
                 return "held"
             await self._serve(version)
             return "served"
 
     async def pin(self) -> None:
         """Hold publications from now on."""
+        await self._whole(self._hold())
+
+    async def _hold(self) -> None:
         async with self._lock:
             await self._pin(True)
             self._tell()
 
     async def unpin(self) -> None:
         """Serve the newest publication that was held, if it is newer than what is served, and then every one."""
+        await self._whole(self._unpin())
+
+    async def _unpin(self) -> None:
         async with self._lock:
             held = [v for v in self._rows if v.status == "held" and v.number > self.served and v.path]
             if held:
@@ -194,6 +226,9 @@ class Versions:
 
         Raises `ApiError` 404 if there are no such weights (any more).
         """
+        return await self._whole(self._rollback(number))
+
+    async def _rollback(self, number: int) -> int:
         async with self._lock:
             known = next((v for v in self._rows if v.number == number), None)
             if known is None or known.status == "failed" or not await asyncio.to_thread(_there, known.path):
@@ -224,6 +259,18 @@ class Versions:
                 for v in self._rows
             ],
         }
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work` to its end though its caller goes: else engine and table would not say the same."""
+        change = asyncio.create_task(work)
+        self._changes.add(change)
+        change.add_done_callback(self._ended)
+        return await asyncio.shield(change)
+
+    def _ended(self, change: asyncio.Task[Any]) -> None:
+        self._changes.discard(change)
+        if not change.cancelled() and (error := change.exception()) is not None:
+            log.info("a change of versions was not made: %s", error)  # its caller may have gone
 
     async def _serve(self, version: Version) -> None:
         if self.engine is None:
