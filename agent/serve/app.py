@@ -22,7 +22,7 @@ from agent.serve.errors import ApiError, errors, json_response
 from agent.serve.events import EventHub, Figures
 from agent.serve.journal import Journal
 from agent.serve.learner_child import LearnerState
-from agent.serve.limits import Keys, RateLimit, caller_of
+from agent.serve.limits import Keys, RateLimit, body_of, caller_of
 from agent.serve.metrics_page import Metrics
 from agent.serve.page import Page
 from agent.serve.samples import Samples
@@ -120,7 +120,7 @@ class PublicApi:
         parts, config = self._parts, self._parts.recipe.serve
         key = parts.keys.caller(request)
         self._feedback_rate.take(caller_of(request, key))
-        given = verdicts.parse(await request.read())
+        given = verdicts.parse(await body_of(request))
         answered = await parts.thread.run(lambda: parts.journal.give(given, key, config.feedback_ttl_s))
         # On the disk from here on, whatever happens next.
         if not answered.duplicate:
@@ -217,7 +217,7 @@ class PublicApi:
         parts = self._parts
         parts.keys.check_admin(request)
         try:
-            wanted = msgspec.json.decode(await request.read(), type=_VersionRequest)
+            wanted = msgspec.json.decode(await body_of(request), type=_VersionRequest)
         except msgspec.DecodeError as error:
             raise ApiError(400, f'bad request: {error}; write {{"version": 3}}') from error
         new = await parts.versions.rollback(wanted.version)

@@ -21,7 +21,7 @@ from agent.serve.errors import ApiError, as_api_error, json_response
 from agent.serve.events import EventHub, Figures
 from agent.serve.generation import Reply, StreamingEngine, sample_reply
 from agent.serve.journal import Journal
-from agent.serve.limits import Gate, Keys, RateLimit, caller_of
+from agent.serve.limits import Gate, Keys, RateLimit, body_of, caller_of
 from agent.serve.metrics_page import Metrics
 from agent.serve.sse import EventWriter, SlowClient
 from agent.serve.versions import Versions
@@ -92,7 +92,7 @@ class ChatApi:
         """POST /v1/chat/completions."""
         key = self._keys.caller(request)
         self._rate.take(caller_of(request, key))
-        asked = chat_request.parse(await request.read(), request.headers.get(SESSION_HEADER, ""))
+        asked = chat_request.parse(await body_of(request), request.headers.get(SESSION_HEADER, ""))
         if asked.model != self._recipe.model_name:
             raise ApiError(
                 404,

@@ -100,8 +100,8 @@ def parse(data: bytes, session_header: str = "") -> ChatRequest:
         raise ApiError(400, f"temperature must be in [0, 2], got {body.temperature}", param="temperature")
     if body.top_p is not None and not 0 < body.top_p <= 1:
         raise ApiError(400, f"top_p must be in (0, 1], got {body.top_p}", param="top_p")
-    if body.top_k is not None and body.top_k < -1:
-        raise ApiError(400, f"top_k must be -1 (off) or more, got {body.top_k}", param="top_k")
+    if body.top_k is not None and not -1 <= body.top_k < 2**31:
+        raise ApiError(400, f"top_k must be -1 (off) or more, and fit into 32 bits, got {body.top_k}", param="top_k")
     if body.seed is not None and not -(2**63) <= body.seed < 2**63:
         raise ApiError(400, "seed must fit into 64 bits", param="seed")
     if not body.messages:
@@ -113,6 +113,8 @@ def parse(data: bytes, session_header: str = "") -> ChatRequest:
     session = body.session or session_header
     if len(session) > 256 or len(body.user or "") > 256:
         raise ApiError(400, "session and user have at most 256 characters", param="session")
+    if any("\ud800" <= letter <= "\udfff" for letter in session):  # what aiohttp makes of other bytes in a header
+        raise ApiError(400, "session must be UTF-8", param="session")
     return ChatRequest(
         messages=messages,
         model=body.model,
@@ -187,4 +189,8 @@ def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     required = parameters.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise ApiError(400, f"tools[{index}].function.parameters.required must be a list of names", param="tools")
+    try:
+        msgspec.msgpack.encode(tool)  # as the journal will, when the answer has been made
+    except (OverflowError, RecursionError) as error:
+        raise ApiError(400, f"tools[{index}]: {error}", param="tools") from error
     return tool

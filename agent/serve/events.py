@@ -49,7 +49,8 @@ class EventHub:
         self._watchers.add(queue)
         try:
             await response.prepare(request)
-            await response.write(_event("hello", {**hello, "history": list(self.history)}))
+            async with asyncio.timeout(write_s):
+                await response.write(_event("hello", {**hello, "history": list(self.history)}))
             while True:
                 try:
                     texts = [await asyncio.wait_for(queue.get(), _KEEPALIVE_S)]
@@ -62,7 +63,10 @@ class EventHub:
                     await response.write(b"".join(text for text in texts if text is not None))
                 if None in texts:
                     break
-        except (ConnectionResetError, TimeoutError):
+        except TimeoutError:
+            if request.transport is not None:  # else the end of the stream would wait for the reader, for ever
+                request.transport.abort()
+        except ConnectionResetError:
             pass
         finally:
             self._watchers.discard(queue)

@@ -55,9 +55,21 @@ def parse(data: bytes) -> Feedback:
     if not (math.isfinite(reward) and 0 <= reward <= 1):
         raise ApiError(422, f"reward must be in [0, 1], got {reward}", param="reward")
     metadata = body.metadata or {}
+    if not _storable(metadata):
+        raise ApiError(
+            422, "metadata: whole numbers have at most 64 bits, and at most 16 levels nest", param="metadata"
+        )
     if len(msgspec.json.encode(metadata)) > MAX_METADATA:
         raise ApiError(422, f"metadata must be at most {MAX_METADATA} bytes of JSON", param="metadata")
     return Feedback(body.response_id, reward, body.final, metadata)
+
+
+def _storable(value: Any, levels: int = 16) -> bool:
+    """Whether journal, store and learner can write and read `value`, however deep their own stacks are."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return levels > 0 and all(_storable(each, levels - 1) for each in inner)
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def decide(feedback: Feedback, conversation: Conversation, turn: Turn, *, now: float, ttl_s: float) -> Verdict:

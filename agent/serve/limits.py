@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import os
@@ -16,6 +17,8 @@ from agent.serve.errors import ApiError
 
 KEYS_VARIABLE = "SAO_SERVE_KEYS"
 _MOST_BUCKETS = 10_000
+BODY_S = 60.0
+"""How long a client may take to send a body."""
 
 
 class Keys:
@@ -52,8 +55,9 @@ class Keys:
         """The name behind the request's bearer key; raises `ApiError` 401."""
         if not self._keys:
             return "anonymous"
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        found = [name for key, name in self._keys.items() if hmac.compare_digest(key.encode(), given.strip().encode())]
+        scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+        given = text.strip().encode("utf-8", "surrogateescape")  # a header may hold any bytes
+        found = [name for key, name in self._keys.items() if hmac.compare_digest(key.encode(), given)]
         if scheme.lower() != "bearer" or not found:
             raise ApiError(401, "no valid bearer key: send `Authorization: Bearer KEY`", code="invalid_api_key")
         return found[0]
@@ -105,6 +109,17 @@ class Gate:
             yield
         finally:
             self.inside -= 1
+
+
+async def body_of(request: web.Request, *, within_s: float = BODY_S) -> bytes:
+    """The request's body; raises `ApiError` 408 for a client that does not finish it in time."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await request.read()
+    except TimeoutError as error:
+        raise ApiError(
+            408, f"the request's body was not whole within {within_s:g} s", code="request_timeout"
+        ) from error
 
 
 def caller_of(request: web.Request, name: str) -> str:

@@ -175,6 +175,9 @@ def test_after_final_feedback_the_same_tokens_begin_a_new_episode() -> None:
         b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "stop": ""}',
         b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "code"}]}',
         b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}',
+        b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "top_k": 1000000000000000000000}',
+        b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": '
+        b'{"name": "f", "parameters": {"maximum": 1000000000000000000000}}}]}',
         b'{"model": "m", "messages": ' + b"[" * 10_000,
     ],
 )
@@ -182,6 +185,23 @@ def test_what_cannot_be_served_is_a_400_that_names_it(body: bytes) -> None:
     with pytest.raises(ApiError) as error:
         parse_chat(body)
     assert error.value.status == 400
+
+
+def test_a_session_header_that_is_no_utf8_is_a_400() -> None:
+    """aiohttp gives such bytes as half surrogate pairs, which the journal could not write."""
+    with pytest.raises(ApiError) as error:
+        parse_chat(b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}', "ann\udcff")
+    assert error.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"a": 10**30}, {"a": [{"b": -(2**63) - 1}]}, {"a": msgspec.Raw(b"[" * 900 + b"]" * 900)}]
+)
+def test_metadata_that_could_not_be_kept_is_refused_and_not_accepted(metadata: dict[str, Any]) -> None:
+    """What the journal, the store or the learner cannot write and read would be a 500, or worse."""
+    with pytest.raises(ApiError) as error:
+        parse(msgspec.json.encode({"response_id": "r", "reward": 1, "metadata": metadata}))
+    assert error.value.status == 422
 
 
 def test_harmless_words_of_other_clients_are_no_error() -> None:
