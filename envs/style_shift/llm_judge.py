@@ -202,7 +202,7 @@ def _read_completion(body: Any, costs: JudgeCosts) -> Verdict:
     """
     try:
         usage = body.get("usage") or {}
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
             costs.prompt_tokens += int(usage.get("prompt_tokens") or 0)
             costs.completion_tokens += int(usage.get("completion_tokens") or 0)
         (choice,) = body["choices"]

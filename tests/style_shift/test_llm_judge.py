@@ -173,6 +173,21 @@ async def test_an_answer_that_is_no_verdict_is_a_fault_after_retries_and_never_0
     assert server.bodies[1]["temperature"] > server.bodies[0]["temperature"], "the same again would say the same again"
 
 
+@pytest.mark.parametrize("usage", ['{"prompt_tokens": Infinity}', '{"prompt_tokens": "many"}', "[1]", "7"])
+async def test_a_judge_that_lies_about_its_tokens_crashes_nothing(server: Server, make: Make, usage: str) -> None:
+    """Case G1: an odd bill is a fault of the judge at most."""
+    message = json.dumps({"finish_reason": "stop", "message": {"content": json.dumps(GOOD)}})
+
+    async def answer(_: dict[str, Any]) -> web.Response:
+        return web.Response(text=f'{{"usage": {usage}, "choices": [{message}]}}')
+
+    server.answers = [answer]
+    try:
+        assert (await make(attempts=1).judge("p", "t", "cute")).quality == 1
+    except JudgeFault:
+        assert not usage.startswith("{")
+
+
 @pytest.mark.parametrize(
     "content",
     [
