@@ -48,7 +48,7 @@ def write_recipe(folder: Path, model: Path, *, engine: str = "", **serve: Any) -
         "engine": {"max_sequences": 32, "max_context": MAX_CONTEXT, **({"urls": [engine]} if engine else {})},
         "runtime": {"max_tokens_per_turn": 400, "max_context_tokens": MAX_CONTEXT},
         "store": {"max_lag": 4},
-        "serve": {"port": 0, **serve},
+        "serve": {"port": 0, "delivery_wait_s": 30.0, **serve},  # long: `in_store` is not to hang on a busy disk
     }
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))

@@ -122,7 +122,7 @@ async def test_a_full_journal_acknowledges_nothing_and_keeps_what_it_has(recipe_
 async def test_feedback_waits_in_the_journal_while_the_store_is_full(recipe_for: RecipeFor, tmp_path: Path) -> None:
     """A disk that fills, of the store: feedback is still accepted, and delivered when there is room again."""
     path = tmp_path / "episodes.sqlite"
-    recipe = recipe_for(delivery_wait_s=0.5)
+    recipe = recipe_for(delivery_wait_s=30.0)
     async with contextlib.AsyncExitStack() as stack:
         async with store_process(path, "batch=4", "max_bytes=110000") as url:
             server = stack.enter_context(serving(recipe, f"store.url={url}"))
@@ -149,7 +149,7 @@ async def test_feedback_waits_in_the_journal_while_the_store_is_full(recipe_for:
 
 async def test_unanswered_responses_expire_unlearned_and_late_feedback_is_gone(recipe_for: RecipeFor) -> None:
     """Case G5: 410; and a session with some feedback is learned from up to there."""
-    with serving(recipe_for(feedback_ttl_s=1.5)) as server:
+    with serving(recipe_for(feedback_ttl_s=4.0)) as server:
         async with client(server.url) as api:
             silent = await api.chat("nobody answers")
             first = await api.chat("one", session="s", max_tokens=4)
