@@ -8,6 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # OpenHands' environment has none, and needs none
+    pass
+else:
+    # An example that takes 0.2 s on a busy machine is no failure; nor are examples that take long to make.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_folder() -> Iterator[None]:
