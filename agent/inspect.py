@@ -1,9 +1,9 @@
 """Look into a run's episodes: list and filter them, and read one token by token.
 
-    python -m agent.inspect runs/tiny                                  # the latest episodes
-    python -m agent.inspect runs/tiny --kind evaluate --reward 0       # held-out failures
-    python -m agent.inspect runs/tiny EPISODE_ID                       # every token with its figures
-    python -m agent.inspect runs/tiny EPISODE_ID --html episode.html   # one page, coloured by advantage
+    python -m agent.inspect runs/tir_tiny                                  # the latest episodes
+    python -m agent.inspect runs/tir_tiny --kind evaluate --reward 0       # held-out failures
+    python -m agent.inspect runs/tir_tiny EPISODE_ID                       # every token with its figures
+    python -m agent.inspect runs/tir_tiny EPISODE_ID --html episode.html   # one page, coloured by advantage
 
 The run's files are opened read-only: it may be running.
 """

@@ -119,7 +119,7 @@ class RuntimeConfig(_Frozen):
 EXAMPLE = """\
 store: http://127.0.0.1:8700
 engines: [http://127.0.0.1:8800]      # several: an episode stays on its engine while that is sound
-model: runs/tiny/sft                  # tokenizer and chat template
+model: runs/tir_tiny/sft              # tokenizer and chat template
 env:
   id: sao/PythonTIR-v0
   kwargs:
@@ -134,7 +134,7 @@ max_context_tokens: 4096
 max_tokens_per_turn: 1024
 limits: {reset_s: 60, step_s: 120, generate_s: 600, put_s: 30, episode_s: 3600, shutdown_s: 10, store_patience_s: 120}
 worker: laptop-0
-spool: runs/tiny/undelivered          # finished episodes that the store could not take before the runtime left
+spool: runs/tir_tiny/undelivered      # finished episodes that the store could not take before the runtime left
 """
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sqlite3
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,13 @@ from agent.store.server import StoreServer
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT (or the parent's end, if asked); 0, or 2 with a message on bad input."""
-    parser = argparse.ArgumentParser(prog="python -m agent.store", description="The episode store.")
+    parser = argparse.ArgumentParser(
+        prog="python -m agent.store",
+        description="The episode store: one SQLite file behind HTTP. It prints its address once it answers.",
+        epilog=f"{textwrap.fill('keys (see agent/store/config.py): ' + ', '.join(StoreConfig.model_fields), 78)}\n\n"
+        "example: python -m agent.store --path runs/x/episodes.sqlite --port 8700 tasks=400 batch=16",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--path", required=True, type=Path, help="the SQLite file; made if it is not there")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")

@@ -12,7 +12,11 @@ COMMANDS = (envs.python_tir.check,)
 
 def main(argv: list[str] | None = None) -> int:
     """Dispatch to a command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m envs.python_tir", description="Tools around Python-TIR.")
+    parser = argparse.ArgumentParser(
+        prog="python -m envs.python_tir",
+        description="Tools around Python-TIR.",
+        epilog="example: python -m envs.python_tir check problems.jsonl",
+    )
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(subparsers)

@@ -13,7 +13,11 @@ COMMANDS = (envs.style_shift.agreement, envs.style_shift.tiny)
 
 def main(argv: list[str] | None = None) -> int:
     """Dispatch to a command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m envs.style_shift", description="Tools around StyleShift.")
+    parser = argparse.ArgumentParser(
+        prog="python -m envs.style_shift",
+        description="Tools around StyleShift.",
+        epilog="example: python -m envs.style_shift agreement",
+    )
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(subparsers)
