@@ -10,6 +10,7 @@ from agent.serve.errors import ApiError
 
 MAX_STOPS = 4
 _MAX_STOP = 256
+_TOOL_LEVELS = 64
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 # What would change the distribution that actions are drawn from, or the answer's shape; each with its harmless value.
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -189,8 +190,18 @@ def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     required = parameters.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise ApiError(400, f"tools[{index}].function.parameters.required must be a list of names", param="tools")
-    try:
-        msgspec.msgpack.encode(tool)  # as the journal will, when the answer has been made
-    except (OverflowError, RecursionError) as error:
-        raise ApiError(400, f"tools[{index}]: {error}", param="tools") from error
+    if not storable(tool, _TOOL_LEVELS):
+        raise ApiError(
+            400,
+            f"tools[{index}]: whole numbers have at most 64 bits, and at most {_TOOL_LEVELS} levels nest",
+            param="tools",
+        )
     return tool
+
+
+def storable(value: Any, levels: int) -> bool:
+    """Whether whoever handles the JSON `value` later can write and read it, however deep their own stacks are."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return levels > 0 and all(storable(each, levels - 1) for each in inner)
+    return not isinstance(value, int) or -(2**63) <= value < 2**63

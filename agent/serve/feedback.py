@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from agent.serve.chat_request import storable
 from agent.serve.conversations import CLOSED, Conversation, Turn
 from agent.serve.errors import ApiError
 
 MAX_METADATA = 4096
 """Bytes of JSON that may come with feedback."""
+_LEVELS = 16
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,21 +57,12 @@ def parse(data: bytes) -> Feedback:
     if not (math.isfinite(reward) and 0 <= reward <= 1):
         raise ApiError(422, f"reward must be in [0, 1], got {reward}", param="reward")
     metadata = body.metadata or {}
-    if not _storable(metadata):
-        raise ApiError(
-            422, "metadata: whole numbers have at most 64 bits, and at most 16 levels nest", param="metadata"
-        )
+    if not storable(metadata, _LEVELS):
+        message = f"metadata: whole numbers have at most 64 bits, and at most {_LEVELS} levels nest"
+        raise ApiError(422, message, param="metadata")
     if len(msgspec.json.encode(metadata)) > MAX_METADATA:
         raise ApiError(422, f"metadata must be at most {MAX_METADATA} bytes of JSON", param="metadata")
     return Feedback(body.response_id, reward, body.final, metadata)
-
-
-def _storable(value: Any, levels: int = 16) -> bool:
-    """Whether journal, store and learner can write and read `value`, however deep their own stacks are."""
-    if isinstance(value, dict | list):
-        inner = value.values() if isinstance(value, dict) else value
-        return levels > 0 and all(_storable(each, levels - 1) for each in inner)
-    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def decide(feedback: Feedback, conversation: Conversation, turn: Turn, *, now: float, ttl_s: float) -> Verdict:

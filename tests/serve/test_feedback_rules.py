@@ -178,6 +178,8 @@ def test_after_final_feedback_the_same_tokens_begin_a_new_episode() -> None:
         b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "top_k": 1000000000000000000000}',
         b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": '
         b'{"name": "f", "parameters": {"maximum": 1000000000000000000000}}}]}',
+        b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": '
+        b'{"name": "f", "parameters": {"x": ' + b"[" * 800 + b"]" * 800 + b"}}}]}",
         b'{"model": "m", "messages": ' + b"[" * 10_000,
     ],
 )
