@@ -22,8 +22,9 @@ from agent.simulate.processes import ProcessFault
 from agent.simulate.report import draw, table
 from agent.simulate.runs import write_csv
 from agent.simulate.users import UserFault
+from envs import EnvironmentFault
 
-EXPECTED = (ServeError, Stalled, ProcessFault, UserFault, ValueError, OSError, aiohttp.ClientError)
+EXPECTED = (ServeError, Stalled, ProcessFault, UserFault, EnvironmentFault, ValueError, OSError, aiohttp.ClientError)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -130,7 +130,10 @@ async def use_server(
                 headers=headers,
                 on_interaction=on_interaction,
             )
-            return await users.run()
+            try:
+                return await users.run()
+            finally:
+                await env.aclose()  # its judge's connections
 
 
 class Comparison:
