@@ -157,7 +157,7 @@ def test_a_start_serves_the_newest_weights_that_are_there(tmp_path: Path) -> Non
 
 def test_weights_are_pruned_but_never_the_served_ones(tmp_path: Path) -> None:
     there = str(tmp_path)
-    rows = [version(0, there, source="start"), *(version(i, there) for i in range(1, 6))]
+    rows = [version(0, "/the/users/own", source="start"), *(version(i, there) for i in range(1, 6))]
     assert [v.number for v in prunable(rows, 2)] == [1, 2, 3]
     rows += [version(6, there, source="rollback", origin=1)]
     rows += [version(i, there, "held") for i in range(7, 12)]
