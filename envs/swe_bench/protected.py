@@ -63,6 +63,7 @@ TOOLS = frozenset(
     )
 )
 _SECTION = re.compile(r"^\s*\[(?:tool:)?pytest\]", re.MULTILINE)
+_AFTER_HEADER = re.compile(r"^(\[[^\]\n]*\]).*$", re.MULTILINE)
 _HEADER = re.compile(rb"^(?=diff --git )", re.MULTILINE)
 
 
@@ -159,7 +160,8 @@ def _settings(name: str, text: str) -> Mapping[str, object]:
     if not _SECTION.search(text) and not re.search(r"^\s*\[(testenv|tox)", text, re.MULTILINE):
         return {}
     parser = configparser.RawConfigParser(strict=False)
-    parser.read_string(text)
+    # pytest takes a header to end at its first bracket where a comment follows, configparser at the line's last one.
+    parser.read_string(_AFTER_HEADER.sub(r"\1", text))
     return {
         section: dict(parser[section])
         for section in parser.sections()

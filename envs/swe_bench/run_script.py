@@ -122,14 +122,19 @@ def make_run(
                 line = f"{line} {shlex.quote(path)}"
     must_fail, append = ("", "") if command.is_pytest else _appended(instance, nonce)
     check = f"sha256sum --check --status <<'{nonce}'\n{sums}{nonce}\n" if sums else "true\n"
+    # Once more when the tests are over: code that runs before they are read (a package's `__init__`) can rewrite them.
+    # Only modules: tests may write the data that lies beside them.
+    modules = " ".join(shlex.quote(file) for file in instance.test_files if file.endswith(".py")) if sums else ""
+    state = f"$(cd {shlex.quote(instance.workdir)} && sha256sum -- {modules} 2>/dev/null)" if modules else ""
     # In braces: the shell has read all of it before any of it runs, and keeps it in its memory only.
     script = (
         f"{{\n{_TOOLS}\n__sao_before=$(__sao_tools)\n{command.setup}\nset +xeu\ncd {shlex.quote(instance.workdir)}\n"
         f'if [ "$(__sao_tools)" != "$__sao_before" ]; then echo {nonce}:tools; exit 3; fi\n'
         f"if ! {check.rstrip(chr(10))}\nthen echo {nonce}:tests; exit 3; fi\n"
-        f"{append}unset __sao_before; {environment}"
-        f"printf '\\n%s\\n' {nonce}:start\n{line}\n"
-        f"printf '\\n%s\\n' {nonce}:end\\ $?\n}} </dev/null 2>&1\n"
+        f'{append}unset __sao_before; __sao_tests="{state}"\n{environment}'
+        f"printf '\\n%s\\n' {nonce}:start\n{line}\n__sao_code=$?\n"
+        f'if [ "{state}" != "$__sao_tests" ]; then printf \'\\n%s\\n\' {nonce}:tests; fi\n'
+        f"printf '\\n%s\\n' {nonce}:end\\ $__sao_code\n}} </dev/null 2>&1\n"
     )
     return TestRun(script, nonce, folder, key, canaries, must_fail, files)
 

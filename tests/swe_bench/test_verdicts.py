@@ -243,6 +243,8 @@ def test_only_the_sections_that_may_not_be_are_left_out() -> None:
         ("setup.cfg", "[metadata]\nname = a\n", "[metadata]\nname = b\n", False),
         ("setup.cfg", "[metadata]\n", "[metadata]\n[tool:pytest]\naddopts = -x\n", True),
         ("setup.cfg", "[tool:pytest]\na = 1\n", "[tool:pytest]\na = 1\n[mypy]\nb = 2\n", False),
+        ("setup.cfg", "[metadata]\n", "[metadata]\n[tool:pytest] # ]\naddopts = -p x\n", True),
+        ("tox.ini", "[pytest] ; a ]\n", "[pytest] ; b ]\n[mypy]\n", False),
         ("tox.ini", None, "[pytest]\n", True),
         ("tox.ini", "[testenv]\ncommands = pytest\n", "[testenv]\ncommands = true\n", True),
         ("pyproject.toml", "[project]\nname = 'a'\n", "[project]\nname = 'b'\n", False),
