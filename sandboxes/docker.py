@@ -46,6 +46,7 @@ from sandboxes.docker_engine import (
     LABEL_PROJECT,
     PROJECT,
     ContainerGone,
+    DiskFull,
     DockerEngine,
     EngineGone,
     owner,
@@ -471,6 +472,22 @@ class DockerSandbox:
         self._require_running()
         data: bytes = await self._on_files(lambda: docker_files.get_file(self.engine.client, self.id, path), 300)
         return data
+
+    async def assert_disk(self) -> None:
+        """Raise `DiskFull` if the engine has no disk left for this container; a quota of its own is its own affair.
+
+        Where a failed command may have met that: a full disk is not the command's doing. `ContainerGone` and
+        `EngineGone` come through as well.
+        """
+        try:
+            await self.put(f"/var/tmp/.sao-{secrets.token_hex(8)}", bytes(2**20))
+        except (ContainerGone, EngineGone):
+            raise
+        except DiskFull:
+            if self.settings.disk_bytes is None:
+                raise
+        except (OSError, SandboxFault):
+            return  # the place is not what it was, so it says nothing
 
     async def put_archive(self, folder: str, tar: bytes) -> None:
         """Unpack a tar archive into a folder that exists; owners and modes are the archive's."""

@@ -32,7 +32,7 @@ from envs.swe_bench.verdict import (
     without_must_fail,
 )
 from envs.swe_bench.workspace import SCRATCH, Workspace
-from sandboxes.base import Limits, RunResult
+from sandboxes.base import Limits, RunResult, SandboxFault
 
 TEST_S = 1800.0
 OUTPUT_BYTES = 16 * 2**20
@@ -88,6 +88,8 @@ async def grade_patch(fresh: Workspace, patch: bytes, *, test_timeout_s: float =
                 f"{f2p[1] - f2p[0]} that should pass now and {p2p[1] - p2p[0]} that passed before fail",
             )
     except Refused as error:
+        # A disk that is full fails tests too, and is nobody's wrong answer.
+        await fresh.sandbox.assert_disk()
         return refused(error)
     return Grade(True, None, *total, left_out, log[-LOG_CHARS:], time.monotonic() - begun)
 
@@ -130,8 +132,10 @@ async def _test_sums(fresh: Workspace) -> str:
 async def _apply_tests(fresh: Workspace) -> None:
     instance = fresh.instance
     done = await _git(fresh, "apply", "--whitespace=nowarn", "-", stdin=instance.test_patch.encode())
-    if done.exit_code != 0:
-        raise _test_patch_error(instance, done)
+    if done.timed_out:
+        raise SandboxFault(f"{instance.instance_id}: the tests were not put in place within {_STEP_S:g} s")
+    if done.exit_code != 0:  # on the base commit they could be (`_test_sums`), so it is what the patch put in their way
+        raise Refused(Reason.TESTS_NOT_RESTORED, "the instance's tests cannot be put in place over the patch")
 
 
 def _test_patch_error(instance: Instance, result: RunResult) -> InstanceError:
@@ -151,6 +155,8 @@ async def _apply(fresh: Workspace, store: str, patch: bytes) -> tuple[str, ...]:
     if applied.exit_code != 0:
         # A patch made by somebody else may speak of the repository's own line ends.
         applied = await _git(fresh, "apply", "--whitespace=nowarn", "-", stdin=patch)
+    if applied.timed_out:
+        raise SandboxFault(f"{fresh.instance.instance_id}: the patch was not applied within {_STEP_S:g} s")
     if applied.exit_code != 0:
         raise Refused(Reason.PATCH_DOES_NOT_APPLY, applied.stderr.strip()[-500:])
     undone = []

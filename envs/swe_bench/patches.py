@@ -107,6 +107,7 @@ async def collect_changes(agent: Workspace, baseline: Baseline) -> Changes:
             raise PatchRefusal("patch_too_large", f"{len(changed)} files were changed, more than {MAX_CHANGED_FILES}")
         pack = await _pack(agent, store, [path for path in changed if path in now])
     except (WorkTreeUnreadable, OSError) as error:
+        await agent.sandbox.assert_disk()
         # The same commands worked before the agent came, so this is what it made of its container.
         raise PatchRefusal("patch_unreadable", f"the agent's work tree cannot be read: {error}") from error
     return Changes(tuple(changed), {path: now[path] for path in changed if path in now}, pack)
@@ -166,6 +167,7 @@ async def make_patch(fresh: Workspace, changes: Changes) -> bytes:
     if changes.pack:
         unpacked = await fresh.git(store, "unpack-objects", "-q", stdin=changes.pack)
         if unpacked.exit_code != 0:
+            await _assert_agents(fresh, unpacked)
             raise PatchRefusal("patch_unreadable", f"the agent's files came out damaged: {told(unpacked)}")
     before = b"".join(path + b"\0" for path in changes.paths if path in base)
     after = b"".join(f"{entry.mode} {entry.blob}\t".encode() + path + b"\0" for path, entry in changes.entries.items())
@@ -174,12 +176,14 @@ async def make_patch(fresh: Workspace, changes: Changes) -> bytes:
         ("before", before, ("--add", "-z", "--stdin")),
         ("after", after, ("--add", "-z", "--index-info")),
     ):
-        if data:
-            _expect(await fresh.git(store, "update-index", *arguments, stdin=data, index=index))
-        written = await fresh.git(store, "write-tree", index=index)
-        if written.exit_code != 0 and index == "after":
-            raise PatchRefusal("patch_unreadable", f"the agent's files make no tree: {told(written)}")
-        trees.append(_expect(written).stdout.strip())
+        steps = [await fresh.git(store, "update-index", *arguments, stdin=data, index=index)] if data else []
+        steps.append(await fresh.git(store, "write-tree", index=index))
+        for step in steps:
+            if step.exit_code != 0 and index == "after":
+                await _assert_agents(fresh, step)
+                raise PatchRefusal("patch_unreadable", f"the agent's files make no tree: {told(step)}")
+            _expect(step)
+        trees.append(steps[-1].stdout.strip())
     options = ("--binary", "--full-index", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color")
     target = f"{store}/patch"
     prefixes = ("--src-prefix=a/", "--dst-prefix=b/", f"--output={target}")
@@ -193,6 +197,13 @@ async def make_patch(fresh: Workspace, changes: Changes) -> bytes:
             "patch_too_large", f"the patch has {len(patch) >> 20} MiB, more than {MAX_PATCH_BYTES >> 20}"
         )
     return patch
+
+
+async def _assert_agents(fresh: Workspace, result: RunResult) -> None:
+    """Raise `SandboxFault` for a failure in a fresh container that is not of what the agent left."""
+    if result.timed_out:
+        _expect(result)
+    await fresh.sandbox.assert_disk()
 
 
 def _expect(result: RunResult) -> RunResult:

@@ -290,10 +290,13 @@ async def test_a_full_disk_is_a_fault_where_we_write_and_a_result_where_the_comm
         assert "No space left on device" in result.stderr
         with pytest.raises(DiskFull, match="docker system df"):
             await sandbox.put("/more", b"x" * 2**22)
+        with pytest.raises(DiskFull, match="docker system df"):
+            await sandbox.assert_disk()
         with pytest.raises(SandboxFault, match=r"full|space"):
             await DockerSandbox(TINY, settings=small, engine=engine).start()
         assert (await sandbox.run(["rm", "/big"], limits=LONG)).exit_code == 0
         await sandbox.put("/more", b"x" * 2**22)
+        await sandbox.assert_disk()
     assert await asyncio.to_thread(engine.client.api.containers, all=True) == []
     await engine.close()
 

@@ -8,8 +8,8 @@ from swe_tools import FIX, Calc
 from envs.swe_bench.containers import Containers
 from envs.swe_bench.grading import grade_patch
 from envs.swe_bench.instance import patch_paths
-from envs.swe_bench.patches import MAX_PATCH_BYTES, PatchRefusal, collect_changes, make_patch, read_baseline
-from envs.swe_bench.workspace import Workspace
+from envs.swe_bench.patches import MAX_PATCH_BYTES, Changes, PatchRefusal, collect_changes, make_patch, read_baseline
+from envs.swe_bench.workspace import Entry, Workspace
 from sandboxes.base import Limits
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("swe_bench_patches")]
@@ -131,6 +131,16 @@ async def test_too_much_is_refused(calc: Calc, containers: Containers) -> None:
         with pytest.raises(PatchRefusal) as refusal:
             await collect_changes(agent, baseline)
         assert refusal.value.reason == "patch_too_large"
+
+
+async def test_files_that_a_broken_git_made_up_are_refused(calc: Calc, containers: Containers) -> None:
+    """What `git` in the agent's container says is the agent's word: nonsense is a refusal, never a fault of ours."""
+    for mode in ("abc", "100644"):
+        entry = Entry(mode, "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391")
+        async with Workspace(calc.instance, containers) as fresh:
+            with pytest.raises(PatchRefusal) as refusal:
+                await make_patch(fresh, Changes((b"x",), {b"x": entry}, b""))
+            assert refusal.value.reason == "patch_unreadable"
 
 
 async def test_work_tree_that_is_gone_is_refused(calc: Calc, containers: Containers) -> None:
