@@ -127,7 +127,10 @@ def get_file(client: Any, container: str, path: str) -> bytes:
 
 
 def remove(engine: DockerEngine, container: str, patience_s: float = 120.0) -> None:
-    """Remove a container with its volumes and wait until it is gone; one that is not there is no error."""
+    """Remove a container with its volumes and wait until it is gone; one that is not there is no error.
+
+    Raises the SDK's `APIError` if it is still there after `patience_s` seconds.
+    """
     import docker
 
     deadline = time.monotonic() + patience_s
@@ -140,3 +143,4 @@ def remove(engine: DockerEngine, container: str, patience_s: float = 120.0) -> N
             if error.status_code != 409:  # 409: the engine is removing it already
                 raise
         time.sleep(0.05)
+    raise docker.errors.APIError(f"container {container} was not gone {patience_s:g} s after its removal had begun")

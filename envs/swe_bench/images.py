@@ -110,6 +110,8 @@ def _build_now(instance: Instance, engine: DockerEngine, name: str, recipe: dict
         except subprocess.CalledProcessError as error:
             told = error.stderr.decode(errors="replace").strip()[-300:]
             raise RowError(instance.instance_id, "build.repository", f"cannot be cloned: {told}") from error
+        except (OSError, subprocess.TimeoutExpired) as error:  # no git on this machine, or a clone without end
+            raise SandboxFault(f"{instance.instance_id}: {source} cannot be cloned: {error}") from error
         lines = [f"FROM {recipe['base']}", f"COPY repository {instance.workdir}", f"WORKDIR {instance.workdir}"]
         lines += [f"RUN {json.dumps(['/bin/sh', '-ec', command])}" for command in install]
         Path(context, "Dockerfile").write_text("\n".join(lines) + "\n", encoding="utf-8")
