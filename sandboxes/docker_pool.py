@@ -130,8 +130,10 @@ class DockerPool:
                     raise EngineGone(f"no Docker engine answers at {urls}; {GET_ENGINE}")
                 if not await self._evict(answering):
                     with contextlib.suppress(TimeoutError):
-                        # The limit only brings back engines that were resting.
-                        await asyncio.wait_for(self._changed.wait(), RETRY_S)
+                        # The limit only brings back engines that were resting. Not `wait_for`: in Python 3.11 it
+                        # loses a cancellation that comes together with the notification.
+                        async with asyncio.timeout(RETRY_S):
+                            await self._changed.wait()
 
     async def _measure(self) -> None:
         for place in self._places:

@@ -83,6 +83,21 @@ class TestPool:
             given = await asyncio.gather(*(pool.sandbox(docker_image) for _ in range(4)))
             assert sorted(sandbox.host for sandbox in given) == sorted(hosts * 2)
 
+    async def test_a_cancellation_is_not_lost_to_a_place_that_comes_free(
+        self, docker_image: str, small: DockerSettings
+    ) -> None:
+        async with DockerPool(small, slots=1) as pool:
+            await pool.sandbox(docker_image)
+            waiting = asyncio.create_task(pool.sandbox(docker_image))
+            async with asyncio.timeout(60):
+                while not pool._changed._waiters:  # type: ignore[attr-defined]  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            async with pool._changed:
+                pool._changed.notify_all()
+            waiting.cancel()
+            await asyncio.wait({waiting}, timeout=60)
+            assert waiting.cancelled()
+
     async def test_the_end_of_the_pool_is_the_end_of_all(self, docker_image: str, small: DockerSettings) -> None:
         """Those in use, the spares, those being started, and those who wait; the fixture `small` finds what is left."""
         pool = DockerPool(small, warm=2, slots=4)
