@@ -153,6 +153,8 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
     try:
         if options.out is not None and not options.out.absolute().parent.is_dir():
             raise Unsolvable(f"--out: there is no folder {options.out.absolute().parent}")
+        if options.out is not None and options.out.is_dir():
+            raise Unsolvable(f"--out: {options.out} is a folder; name a file in it")
         asyncio.run(solve(options, console or Console()))
     except (Unsolvable, OSError) as error:
         complain(error)

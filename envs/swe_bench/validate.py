@@ -162,6 +162,11 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.workers < 1:
         console.print("validate: --workers must be at least 1", style="red")
         return 2
+    if arguments.json is not None and not (arguments.json.absolute().parent.is_dir() and not arguments.json.is_dir()):
+        console.print(
+            f"validate: --json {arguments.json} cannot be a file: is its folder there?", style="red", markup=False
+        )
+        return 2
     verdicts = asyncio.run(_validate_all(chosen, arguments, console))
     report(verdicts)
     if arguments.json is not None:

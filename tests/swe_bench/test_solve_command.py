@@ -113,6 +113,7 @@ async def test_what_fails_is_told_and_markup_stays_text(model: Path) -> None:
         ([ROW, "--scaffold", "openhands"], "make openhands"),
         ([ROW, "--max-turns", "0"], "max_turns must be at least 1"),
         ([ROW, "--out", "/no/such/folder/episode"], "--out: there is no folder /no/such/folder"),
+        ([ROW, "--out", "/tmp"], "--out: /tmp is a folder"),
     ],
 )
 async def test_a_wrong_argument_is_one_paragraph_and_status_2(

@@ -55,8 +55,15 @@ def test_demo_set_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["missing.jsonl"], ["demo", "--only", "x"], ["demo", "--image", "x"], ["demo", "--workers", "0"]],
-    ids=["no file", "no row", "image for many", "no worker"],
+    [
+        ["missing.jsonl"],
+        ["demo", "--only", "x"],
+        ["demo", "--image", "x"],
+        ["demo", "--workers", "0"],
+        ["demo", "--json", "/no/such/folder/out.jsonl"],
+        ["demo", "--json", "/tmp"],
+    ],
+    ids=["no file", "no row", "image for many", "no worker", "no folder", "a folder"],
 )
 def test_command_that_cannot_be_done_is_said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", *arguments]) == 2
