@@ -37,7 +37,7 @@ def containers(engine: DockerEngine, project: str) -> list[dict[str, object]]:
     return found
 
 
-def settled(engine: DockerEngine, project: str, patience_s: float = 15) -> list[dict[str, object]]:
+def settled(engine: DockerEngine, project: str, patience_s: float = 60) -> list[dict[str, object]]:
     """What is left of `project` once the engine has removed what it was told to remove."""
     deadline = time.monotonic() + patience_s
     while (left := containers(engine, project)) and time.monotonic() < deadline:

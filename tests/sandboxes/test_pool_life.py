@@ -67,14 +67,14 @@ async def test_close_leaves_no_process_and_no_file(backend: str) -> None:
     started = [p for p in descendants() if p not in before]
     assert len(started) > 5
     await pool.close()
-    assert await gone(started, 0.5) == []
+    assert await gone(started) == []
     assert folders() <= files
     result = await call
     assert result.state_lost
     await pool.close()
     for session in sessions:
         await session.close()
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 10
     while psutil.Process().num_fds() > fds + 1 and time.monotonic() < deadline:  # closed by the loop, soon
         await asyncio.sleep(0.02)
     assert psutil.Process().num_fds() <= fds + 1
@@ -92,8 +92,8 @@ async def test_a_closed_session_is_gone_at_once(backend: str) -> None:
         started = [p for p in descendants() if p not in before]
         assert started
         await session.close()
-        assert await gone(started, 1) == []
-        deadline = time.monotonic() + 2
+        assert await gone(started) == []
+        deadline = time.monotonic() + 10
         while set(map(len, map(os.listdir, files))) != inside and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         assert set(map(len, map(os.listdir, files))) == inside
@@ -151,7 +151,8 @@ async def test_a_dead_zygote_is_replaced(backend: str) -> None:
         session = await pool.session()
         await session.run("x = 1")
         before = [process for process in descendants() if process not in others]
-        zygotes = [p for p in psutil.Process().children() if any("inside.zygote" in part for part in p.cmdline())]
+        children = [p for p in psutil.Process().children() if p not in others]
+        zygotes = [p for p in children if any("inside.zygote" in part for part in p.cmdline())]
         assert len(zygotes) == 1
         zygotes[0].kill()
         assert await gone(zygotes) == []
@@ -178,7 +179,7 @@ async def test_a_cancelled_call_ends_its_processes_and_the_next_one_tells(backen
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert await gone(sleeping, 3) == []
+        assert await gone(sleeping) == []
         result = await session.run("1")
         assert result.state_lost
         assert "cancelled" in result.output
@@ -207,7 +208,7 @@ async def test_a_cancelled_start_leaves_nothing(backend: str, monkeypatch: pytes
         starting.cancel()
         await asyncio.wait([starting])
         await pool.close()
-    assert await gone(zygotes_anywhere(str(packages)), 3) == []
+    assert await gone(zygotes_anywhere(str(packages))) == []
 
 
 @BACKENDS

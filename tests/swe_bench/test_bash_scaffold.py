@@ -111,9 +111,9 @@ async def test_call_that_never_returns(shell: Shell) -> None:
     """Case F5 through the tool: at the time limit nothing of the call is left, and the shell is as before it."""
     await shell("KEPT=yes")
     begin = time.monotonic()
-    observed = await shell("KEPT=no; cd /; echo begun; setsid sleep 4242 & sleep 4242", timeout_s=2)
-    assert time.monotonic() - begin < 40
-    assert observed.startswith("begun\n[stopped after 2 s: ")
+    observed = await shell("KEPT=no; cd /; echo begun; setsid sleep 4242 & sleep 4242", timeout_s=10)
+    assert time.monotonic() - begin < 60
+    assert observed.startswith("begun\n[stopped after 10 s: ")
     assert await shell("pgrep -f '[s]leep 4242'; echo $KEPT; pwd") == "yes\n/testbed\n[exit 0]"
 
 
