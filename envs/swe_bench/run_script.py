@@ -20,6 +20,8 @@ DEFAULT_COMMAND = "python -m pytest -rA"
 _PYTEST = re.compile(
     r"^(?:\w+=\S+\s+)*(?:(?:\S*/)?python[\d.]*(?:\s+-\w\s*\w+)*?\s+-m\s+pytest|(?:\S*/)?py\.?test)(?:\s|$)"
 )
+# Options that choose tests, or end the run at the first failure: `-x`, also among other short ones (not `-rx`).
+_SELECTS = re.compile(r"-[km]|-[a-qs-z]*x[a-zA-Z]*|--(deselect|lf|last-failed|exitfirst|maxfail|sw|stepwise)")
 _SHELL = re.compile(r"[|;&<>`\n]|\$\(")
 
 # What Python reads before any test: pytest itself, and start-up files. Compared before and after the set-up.
@@ -141,7 +143,7 @@ def make_run(
 
 def _canary(instance: Instance, command: Command, base_files: Collection[str]) -> tuple[str, str, Canaries] | None:
     """A test file beside the instance's: (path, source, ids). None where a command selects tests by expression."""
-    if any(word in ("-k", "-m", "--deselect", "--lf", "-x", "--maxfail") for word in _options(command.words())):
+    if any(_SELECTS.fullmatch(word) for word in _options(command.words())):
         return None
     beside = next((file for file in instance.test_files if file.endswith(".py")), "")
     if not beside:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from envs.swe_bench.instance import Instance, read_row
 from envs.swe_bench.protected import changes_how_tests_run, import_roots, is_protected, split_patch
+from envs.swe_bench.run_script import command_of, make_run
 from envs.swe_bench.verdict import (
     Canaries,
     Reason,
@@ -235,6 +236,17 @@ def test_only_the_sections_that_may_not_be_are_left_out() -> None:
     split = split_patch(b"".join(sections), test_files=[], runner_files=["run.sh"], base_files=BASE | {"run.sh"})
     assert split.patch == sections[0]
     assert split.left_out == ("conftest.py", "run.sh")
+
+
+@pytest.mark.parametrize(
+    ("options", "beside"),
+    [("-rA", True), ("-rxXs -vs -n2", True), ("-x", False), ("-xvs", False), ("-vx", False), ("--exitfirst", False)],
+)
+def test_no_failing_test_stands_beside_those_that_end_at_the_first_failure(options: str, beside: bool) -> None:
+    """Else an honest fix would be refused: pytest stops at the first of ours and never tells the second."""
+    row = instance(test_command=f"python -m pytest {options}")
+    run = make_run(row, command_of(row), plugin="", sums="", base_files=(), scratch="/var/tmp")
+    assert (run.canaries is not None) is beside
 
 
 @pytest.mark.parametrize(
