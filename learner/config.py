@@ -319,6 +319,11 @@ class Recipe(_Section):
     def run_dir(self) -> Path:
         return self.runs_dir / self.name
 
+    @property
+    def pretrains_critic(self) -> bool:
+        """Whether there is a value pretraining: a section for it, and an algorithm with a critic."""
+        return self.value_pretraining is not None and self.learner.resolve().needs_critic
+
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
         if self.runtime.sampling.top_p != 1.0 or self.runtime.sampling.top_k != -1:

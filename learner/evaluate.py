@@ -52,7 +52,8 @@ class Score:
 def score(episodes: Sequence[Episode]) -> list[Score]:
     """One `Score` a family, and first the one of all together (family "all").
 
-    With one sample a task the interval is Wilson's; with more, the normal one over the tasks' means.
+    With one sample a task, or tasks that all fare alike, the interval is Wilson's over the tasks; else the normal one
+    over their means.
     """
     families: dict[str, list[Episode]] = {EVERY_FAMILY: list(episodes)}
     for episode in episodes:
@@ -65,8 +66,8 @@ def score(episodes: Sequence[Episode]) -> list[Score]:
         means = [sum(found) / len(found) for found in tasks.values()]
         count = max(len(means), 1)
         mean = sum(means) / count
-        if len(members) == len(means):
-            low, high = wilson_interval(round(sum(means)), len(means))
+        if len(members) == len(means) or len(set(means)) == 1:
+            low, high = wilson_interval(sum(means), len(means))
         else:
             half = 1.96 * math.sqrt(sum((m - mean) ** 2 for m in means) / max(count - 1, 1) / count)
             low, high = max(0.0, mean - half), min(1.0, mean + half)

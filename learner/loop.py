@@ -109,18 +109,17 @@ class Loop:
     async def _align(self) -> None:
         """At the start: settle what an earlier session left open, and serve this learner's weights.
 
-        The version only grows, over restarts too, so that it never names two sets of weights.
+        The version only grows, over restarts too, so that it never names two sets of weights: what a session before
+        has published and then lost, because it died before its first checkpoint, is not ours.
         """
         progress = self.learner.progress
         await self.services.store.recover(progress.claims)
         progress.claims.clear()
         status = await self.services.store.status()
         served = max([status.version, *(health.version for health in await self.services.engine_healths())])
-        if progress.step > 0:
+        if progress.step > 0 or served > 0:
             progress.version = max(progress.version, served) + 1
             await self._publish()
-        else:
-            progress.version = served
 
     async def _prepare_held_out_probe(self) -> None:
         """Read the held-out texts; weights that are served already say how good is good enough."""

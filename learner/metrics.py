@@ -96,7 +96,7 @@ def ratio_metrics(logprobs: Tensor, rollout_logprobs: Tensor, action_mask: Tenso
     }
 
 
-def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+def wilson_interval(successes: float, trials: int, z: float = 1.96) -> tuple[float, float]:
     """Wilson's confidence interval of a proportion; (nan, nan) without trials."""
     if trials == 0:
         return (math.nan, math.nan)

@@ -87,10 +87,14 @@ class Plan:
             raise LearnerFault("this recipe does not fit. " + ". ".join(problems))
 
 
+_LESS = (
+    "raise hardware.learner_gpus, or train less of the critic, where it is the critic's (learner.critic_trainable, "
+    "value_pretraining.trainable)"
+)
 _REMEDIES = {
     "parameters": "raise hardware.learner_gpus, or hardware.gpus_per_engine for an engine",
-    "optimizer": "raise hardware.learner_gpus, or train less of the critic (learner.critic_trainable)",
-    "gradients": "raise hardware.learner_gpus, or train less of the critic (learner.critic_trainable)",
+    "optimizer": _LESS,
+    "gradients": _LESS,
     "activations": (
         "set model.recompute_layers, or lower learner.micro_batch_tokens, learner.logprob_chunk and "
         "runtime.max_context_tokens (in the cold start: sft.max_trace_tokens, sft.micro_batch_rows)"
@@ -199,7 +203,7 @@ def make_plan(recipe: Recipe) -> Plan:
     rows = []
     if recipe.sft is not None:
         rows.append(Row("cold start", where, shards, update(policy, *_cold_start_tokens(recipe, shards))))
-    if recipe.value_pretraining is not None:
+    if recipe.value_pretraining is not None and recipe.pretrains_critic:
         critic = critic_parameters(body, recipe.value_pretraining.trainable)
         rows.append(Row("value pretraining", where, shards, update(critic, tokens, 0)))
     algorithm = recipe.learner.resolve()

@@ -9,6 +9,7 @@ import asyncio
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ def fit_critic(
     assert config is not None
     freeze(critic, config.trainable)
     trainee = Trainee.prepare(critic, config.optimizer, accelerator, total_steps=config.steps)
-    algorithm, settings = recipe.learner.resolve(), StepSettings()
+    # The rollouts are the policy's own: V-trace's ratios are 1, and its targets the returns.
+    algorithm, settings = replace(recipe.learner.resolve(), baseline="critic"), StepSettings()
 
     def cut(episodes: list[Episode]) -> Buckets:
         own = build_batch(
@@ -129,10 +131,15 @@ def fit_critic(
 
 
 def run_value_pretraining(recipe: Recipe, model: Path, display: Display, accelerator: Accelerator) -> Path:
-    """Pretrain the critic of `recipe` and return its folder, `runs/<name>/value`; done once, then found again."""
+    """Pretrain the critic of `recipe` and return its folder, `runs/<name>/value`; done once, then found again.
+
+    An algorithm without a critic goes on without.
+    """
     target, scratch = recipe.run_dir / "value", recipe.run_dir / ".value"
     config = recipe.value_pretraining
-    if config is None or share(accelerator, (target / "config.json").exists()):
+    if config is not None and not recipe.pretrains_critic:
+        display.log(f"no value pretraining: {recipe.learner.algorithm} has no critic")
+    if config is None or not recipe.pretrains_critic or share(accelerator, (target / "config.json").exists()):
         return target
     episodes: list[Episode] = []
     if accelerator.is_main_process:
@@ -166,6 +173,8 @@ def main(argv: list[str] | None = None) -> int:
     def run(recipe: Recipe, display: Display) -> dict[str, Any]:
         if recipe.value_pretraining is None:
             raise RecipeError("value_pretraining: the recipe has no such section")
+        if not recipe.pretrains_critic:
+            raise RecipeError(f"learner.algorithm: {recipe.learner.algorithm!r} has no critic to pretrain")
         accelerator = make_accelerator(recipe)
         model = starting_model(recipe, display, accelerator)
         folder = run_value_pretraining(recipe, model, display, accelerator)

@@ -163,7 +163,12 @@ def read_traces(path: Path, key: str = "sft.traces") -> list[list[Message]]:
     try:
         found = [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         spoken = [{m["role"] for m in messages if isinstance(m["content"], str)} for messages in found]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except OSError as error:
+        raise RecipeError(
+            f"{key}: cannot read {path}: {error.strerror or error}. Put the traces there, or name another file "
+            "(docs/recipes.md says what a trace is)"
+        ) from error
+    except (KeyError, TypeError, ValueError) as error:
         raise RecipeError(
             f"{key}: {path} must be JSON lines, each with `messages` (role and content): {error!r}"
         ) from error

@@ -39,7 +39,8 @@ def table(results: Results, schedule: Schedule, rates: Mapping[str, float]) -> s
     head += [f"reward in {a}-{b - 1} ({schedule.at(a).style})" for a, b in bounds] + ["reward, all steps"]
     lines = [_row(head), _row(["---"] * len(head))]
     for method, runs in results.items():
-        cells = [f"{TITLES.get(method, method)}, lr {rates.get(method, math.nan):g}", str(len(runs))]
+        rate = f", lr {rates[method]:g}" if method in rates else ""
+        cells = [TITLES.get(method, method) + rate, str(len(runs))]
         for shift, stop in shifts:
             found = [_recovered(run, shift, stop, schedule.steps) for run in runs.values()]
             text = _with_interval([float(stop - shift if n is None else n) for n in found], "{:.1f}")
@@ -91,7 +92,7 @@ def draw(results: Results, schedule: Schedule, target: Path) -> None:
         for shift in schedule.changes:
             axis.axvspan(shift, min(shift + _TRANSITION, steps), color="0.85", zorder=0)
         axis.set_xlabel("policy step")
-        axis.set_xlim(0, steps - 1)
+        axis.set_xlim(0, max(steps - 1, 1))
         axis.set_ylim(-0.02, 1.02)
     part = target.with_name(f".{target.name}")
     figure.savefig(part, dpi=120, format="png")

@@ -22,6 +22,7 @@ from agent.store.config import StoreConfig
 from agent.store.ledger import Ledger
 from agent.store.protocol import StoreFault
 from agent.store.server import StoreServer
+from agent.validation import wrong_keys
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,9 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         ledger = Ledger(arguments.path, _configuration(arguments.config, arguments.overrides))
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "configuration"
-        print(f"episode store: {key}: {first['msg']}", file=sys.stderr)
+        print(f"episode store: {wrong_keys(error)}; see --help for the keys", file=sys.stderr)
         return 2
     except (StoreFault, OSError, yaml.YAMLError) as error:
         print(f"episode store: {error}", file=sys.stderr)

@@ -176,6 +176,8 @@ def run(arguments: argparse.Namespace) -> int:
         given = {"url": arguments.url, "model": arguments.model, "cache": arguments.cache}
         spec = {"kind": "llm", **{key: value for key, value in given.items() if value is not None}}
     try:
+        if arguments.judge == "llm" and not (arguments.url and arguments.model):
+            raise ValueError("--judge llm needs --url and --model: where the judge answers, and its name there")
         judges.llm_settings(spec)
         if arguments.examples is None:
             sets = {"tuned on, held out": load_examples(), "fresh": load_examples(FRESH)}

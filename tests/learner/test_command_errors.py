@@ -91,6 +91,16 @@ def test_a_second_learner_on_the_same_run_is_refused(recipe: Path, capfd: pytest
     assert f"process {os.getpid()}" in said
 
 
+def test_traces_that_are_not_there_are_said_to_be_missing(recipe: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said = refused(capfd, str(recipe), "sft.traces=/no/such/traces.jsonl")
+    assert "sft.traces: cannot read /no/such/traces.jsonl: No such file" in said
+
+
+def test_a_method_without_a_critic_has_none_to_pretrain(recipe: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said = refused(capfd, str(recipe), "learner.algorithm=grpo_dis", "sft=null", main=pretrain_value.main)
+    assert "'grpo_dis' has no critic to pretrain" in said
+
+
 def test_traces_of_another_form_name_the_file(recipe: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = recipe.parent / "traces.jsonl"
     silent = '{"messages": [{"role": "user", "content": "x"}]}'

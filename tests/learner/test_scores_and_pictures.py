@@ -57,6 +57,13 @@ def test_one_sample_a_task_has_wilsons_interval() -> None:
     assert (every.low, every.high) == pytest.approx((0.5958, 0.9821), abs=1e-4)  # Wilson's own numbers for 9 of 10
 
 
+def test_tasks_that_all_fail_or_all_pass_are_no_certainty() -> None:
+    for reward in (0.0, 1.0):
+        every = score([answered(f"t{i % 8}", reward, "sums") for i in range(16)])[0]
+        assert every.high - every.low > 0.3
+        assert (every.low, every.high)[int(reward)] == reward
+
+
 @given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilsons_interval_holds_the_share_and_stays_in_bounds(counts: tuple[int, int]) -> None:
     low, high = wilson_interval(*counts)

@@ -35,6 +35,26 @@ def test_judged_conversations_are_trained_once_though_the_learner_is_killed(tmp_
     assert (progress["step"], progress["episodes"]) == (3, 12)
 
 
+def test_a_learner_that_dies_before_its_first_checkpoint_comes_back_and_trains_it_all(tmp_path: Path) -> None:
+    """Case G7: its first version is served, and no checkpoint holds those weights."""
+    recipe = write_recipe(tmp_path, steps=100, checkpoint_every=4)
+    run = tmp_path / "runs" / NAME
+
+    def why() -> object:
+        return trained(run), (run / "learner.log").read_text()[-3000:]
+
+    with learning_server(recipe) as (url, server):
+        first = converse(url, 4)
+        until(lambda: call(url, "/v1/versions")["served"] >= 1, why)
+        [learner] = until(lambda: learners(server), lambda: "no learner")
+        learner.kill()
+        second = converse(url, 12)
+        until(lambda: sum(status == "trained" for status in trained(run).values()) == 16, why)
+        assert set(trained(run)) == {*first, *second}
+        assert learners(server)[0].pid != learner.pid
+        assert call(url, "/v1/versions")["served"] > 2, "what the dead one had published names its weights alone"
+
+
 def test_weights_that_forgot_how_to_write_are_not_served(tmp_path: Path) -> None:
     """A learning rate that wrecks the model: every candidate is dropped, the version stays, training goes on."""
     recipe = write_recipe(tmp_path, steps=100, policy={"lr": 50.0, "warmup_steps": 0})
