@@ -187,7 +187,7 @@ def test_a_group_preset_trains_and_a_dead_runtime_stops_the_learner_saying_so(st
     folder = story.folder.parent / "groups"
     folder.mkdir()
     shutil.copytree(story.folder / "sft", folder / "sft")
-    words = ("name=groups", "learner.algorithm=grpo", "learner.steps=500", "value_pretraining=null")
+    words = ("name=groups", "learner.algorithm=grpo", "learner.steps=500")
     with training(str(story.recipe), *words, output=tmp_path / "groups.log") as command:
         command.wait_for(lambda: any("policy/gradient_norm" in r for r in metrics(folder)), within_s=120)
         command.child("agent.runtime").send_signal(signal.SIGKILL)
@@ -195,6 +195,7 @@ def test_a_group_preset_trains_and_a_dead_runtime_stops_the_learner_saying_so(st
         assert command.survivors() == []
         assert "the runtime ended with code -9" in command.said.replace("\n", " ")
         assert "Traceback" not in command.said
+        assert "no value pretraining: grpo has no critic" in command.said
     trained = rows(folder, "SELECT group_id, COUNT(*) FROM episodes WHERE status = 'trained' GROUP BY group_id")
     assert trained
     assert {count for _, count in trained} == {8}

@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from learner_tools import Gradients, action, build_learner, episode, moments, prompt, random_episodes, same, snapshot
+from accelerate import Accelerator
+from learner_tools import (
+    Gradients,
+    action,
+    build_learner,
+    episode,
+    micro_recipe,
+    moments,
+    prompt,
+    random_episodes,
+    same,
+    snapshot,
+)
+from rich.console import Console
 from torch import Tensor
 
 from agent.episode import Episode, StopReason
@@ -16,7 +29,11 @@ from learner.advantages import skip_observation_gae
 from learner.algorithms import compute_advantages
 from learner.batch import build_batch
 from learner.config import OptimizerConfig
+from learner.critic import new_critic
+from learner.display import Display
 from learner.learner import Learner
+from learner.models import load_body
+from learner.pretrain_value import fit_critic
 from learner.statistics import explained_variance
 from learner.trainee import learning_rate
 
@@ -253,3 +270,19 @@ def test_gradients_are_clipped_and_the_norm_before_is_reported(micro_model: Path
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in recorded.updates[0].values()))
     assert norm == pytest.approx(1e-3, rel=1e-2)
     assert result.figures["policy/gradient_norm"] > 1e-2
+
+
+@pytest.mark.parametrize("algorithm", ["sao", "impala"])
+def test_every_critic_is_pretrained_on_the_returns(micro_model: Path, tmp_path: Path, algorithm: str) -> None:
+    """V-trace's own targets want log-probs, which a critic that learns alone has not."""
+    sections: dict[str, Any] = {
+        "learner": {"algorithm": algorithm},
+        "value_pretraining": {"episodes": 24, "held_out_episodes": 8, "steps": 30, "batch_size": 24},
+    }
+    recipe = micro_recipe(tmp_path, **sections)
+    critic = new_critic(load_body(micro_model, recipe.model))
+    episodes = random_episodes(32)
+    display = Display("value", console=Console(quiet=True))
+    with display:
+        _, figures = fit_critic(critic, episodes[:24], episodes[:8], recipe, display, Accelerator(cpu=True))
+    assert figures["explained_variance_held_out"] > figures["explained_variance_before"] + 0.2
