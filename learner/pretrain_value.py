@@ -26,7 +26,7 @@ from learner.critic import freeze, load_head, new_critic, save_critic
 from learner.display import Display
 from learner.forward import CriticForward
 from learner.models import load_body
-from learner.ranks import make_accelerator, own_rows, share
+from learner.ranks import make_accelerator, own_rows, share, share_result
 from learner.sao import StepSettings, explained_variance_of, update_critic
 from learner.services import Services
 from learner.sft import run_sft
@@ -141,12 +141,13 @@ def run_value_pretraining(recipe: Recipe, model: Path, display: Display, acceler
         display.log(f"no value pretraining: {recipe.learner.algorithm} has no critic")
     if config is None or not recipe.pretrains_critic or share(accelerator, (target / "config.json").exists()):
         return target
-    episodes: list[Episode] = []
-    if accelerator.is_main_process:
+    total = config.episodes + config.held_out_episodes
+
+    def rollouts() -> list[Episode]:
         shutil.rmtree(scratch, ignore_errors=True)
-        total = config.episodes + config.held_out_episodes
-        episodes = asyncio.run(collect_episodes(recipe, model, scratch, total, display))
-    episodes = share(accelerator, episodes)
+        return asyncio.run(collect_episodes(recipe, model, scratch, total, display))
+
+    episodes = share_result(accelerator, rollouts, limit_s=recipe.learner.collective_timeout_s)
     # Held out by name, not by completion: quick episodes finish first.
     episodes.sort(key=lambda episode: episode.id)
     held_out, train = episodes[: config.held_out_episodes], episodes[config.held_out_episodes :]

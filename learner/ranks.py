@@ -8,8 +8,10 @@ each takes its own rows. One process is a world of size 1 and goes the same way.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,6 +51,43 @@ def share(accelerator: Accelerator, value: T) -> T:
     return found[0]
 
 
+@contextlib.contextmanager
+def beating(accelerator: Accelerator, beat: Callable[[], None], limit_s: float) -> Iterator[None]:
+    """Call `beat` from a thread, four times within `limit_s`, while the block runs: what is waited for may take longer.
+
+    `beat` must be a collective that no other thread takes part in at the same time. A single process needs none.
+    """
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(limit_s / 4):
+            beat()
+
+    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
+    if accelerator.num_processes > 1:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread.ident is not None:
+            thread.join()
+
+
+def share_result(accelerator: Accelerator, work: Callable[[], T], *, limit_s: float) -> T:
+    """What `work`, which only the main process does, gives, on every rank; it may take longer than `limit_s`,
+    the limit on a collective. `work` must hold no collective."""
+    if accelerator.is_main_process:
+        with beating(accelerator, lambda: share(accelerator, None), limit_s):
+            result = work()
+        share(accelerator, (result,))
+        return result
+    while (answer := share(accelerator, None)) is None:
+        pass
+    (result,) = answer
+    return result
+
+
 def own_rows(episodes: Sequence[Episode], rank: int, world: int) -> list[int]:
     """The rows of a batch that are this rank's: whole groups, dealt in order of length so that ranks are even.
 
@@ -78,19 +117,23 @@ class Ranks:
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
         self.accelerator = learner.policy.accelerator
+        self._turn = threading.Lock()  # one collective at a time: heartbeats come from a thread
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Run `learner.method(*arguments)` everywhere; the main process's own result."""
-        share(self.accelerator, (method, arguments))
-        return getattr(self.learner, method)(*arguments)
+        with self._turn:
+            share(self.accelerator, (method, arguments))
+            return getattr(self.learner, method)(*arguments)
 
     def heartbeat(self) -> None:
         """Keep waiting ranks within their time limit while there is no batch."""
-        share(self.accelerator, ("", ()))
+        with self._turn:
+            share(self.accelerator, ("", ()))
 
     def dismiss(self) -> None:
         """Let the others go."""
-        share(self.accelerator, None)
+        with self._turn:
+            share(self.accelerator, None)
 
     def follow(self) -> None:
         """Do what the main process says until it says no more."""

@@ -27,7 +27,7 @@ from learner.config import Recipe, RecipeError, SFTConfig
 from learner.display import Display
 from learner.forward import PolicyForward
 from learner.models import load_policy_model, save_policy_model
-from learner.ranks import make_accelerator, share
+from learner.ranks import make_accelerator, share, share_result
 from learner.style_traces import has_script, style_traces
 from learner.swe_traces import has_recorded, swe_traces
 from learner.tiny import write_tiny_model
@@ -187,7 +187,8 @@ def run_sft(recipe: Recipe, display: Display, accelerator: Accelerator) -> Path:
         return target
     if config is None:
         raise RecipeError("sft: the recipe has no section `sft`")
-    phases = share(accelerator, _prepare(recipe, config, scratch, display) if accelerator.is_main_process else [])
+    limit_s = recipe.learner.collective_timeout_s
+    phases = share_result(accelerator, lambda: _prepare(recipe, config, scratch, display), limit_s=limit_s)
     source = scratch if recipe.model.path is None else recipe.model.path
     renderer = ChatRenderer.from_pretrained(source)
     torch.manual_seed(recipe.seed)

@@ -25,7 +25,7 @@ from learner.loop import Loop
 from learner.models import save_policy_model
 from learner.plots import draw_curves
 from learner.pretrain_value import count_tasks, run_value_pretraining, starting_model
-from learner.ranks import Ranks, is_main, make_accelerator, share
+from learner.ranks import Ranks, beating, is_main, make_accelerator, share
 from learner.run_dir import claim_run
 from learner.services import Services
 
@@ -90,7 +90,9 @@ def train(recipe: Recipe, display: Display) -> list[Score]:
             accelerator.end_training()
             return []
         try:
-            scores = asyncio.run(run_loop(recipe, learner, ranks, folder, display))
+            # Engines that start or stay away, and evaluations, may take longer than a collective may.
+            with beating(accelerator, ranks.heartbeat, recipe.learner.collective_timeout_s):
+                scores = asyncio.run(run_loop(recipe, learner, ranks, folder, display))
         finally:
             ranks.dismiss()
             accelerator.end_training()
