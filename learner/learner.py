@@ -66,6 +66,11 @@ class Learner:
                 f"learner.algorithm {algorithm.name!r} keeps one history of rewards in the order of completion; "
                 "run it in a single process"
             )
+        if algorithm.normalize_task and accelerator.num_processes > 1:
+            raise RecipeError(
+                f"learner.algorithm {algorithm.name!r} standardises advantages over all episodes of a task, and a "
+                "process has only its own; run it in a single process"
+            )
         mean = algorithm.running_mean.build() if algorithm.running_mean else None
         return cls(recipe, algorithm, policy, critic, mean, Progress(), policy_folder)
 

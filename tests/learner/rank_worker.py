@@ -10,6 +10,7 @@ import torch
 from learner_tools import action, build_learner, episode, prompt, random_episodes, snapshot
 
 from agent.episode import Episode, StopReason
+from learner.config import RecipeError
 from learner.learner import Learner
 
 SETTINGS: dict[str, Any] = {
@@ -63,6 +64,11 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     rank, (model, folder, *jobs) = int(os.environ["RANK"]), sys.argv[1:]
+    for name in ("sao_running_mean", "agentrl"):  # their advantages look at the whole batch
+        try:
+            learner(Path(model), Path(folder), name, 60)
+        except RecipeError as error:
+            (Path(folder) / f"refused_{name}_{rank}").write_text(str(error))
     for job in jobs:
         algorithm, case = job.split(":")
         own = learner(Path(model), Path(folder), algorithm, micro_batches(case, rank))

@@ -73,6 +73,16 @@ def test_two_ranks_update_as_one_does(two_ranks: Path, micro_model: Path, tmp_pa
     assert max(moved) > 1e-4  # far above the tolerance
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("algorithm", ["sao_running_mean", "agentrl"])
+def test_ranks_do_not_each_take_a_mean_of_their_own_share(two_ranks: Path, algorithm: str) -> None:
+    """What is standardised over a task, or kept in the order of completion, is of the whole batch."""
+    for rank in range(2):
+        said = (two_ranks / f"refused_{algorithm}_{rank}").read_text()
+        assert algorithm in said
+        assert said.endswith("run it in a single process")
+
+
 def close_figures(ranks: list[dict[str, Any]], whole: dict[str, float], step: int) -> None:
     """Every figure that is of the global batch agrees on both ranks; ratio quantiles are each rank's own."""
     for name, figure in whole.items():
