@@ -63,18 +63,20 @@ class TicketSource:
 
     async def run(self) -> None:
         """Lease until cancelled; raises `Unreachable` when the store stays away longer than `patience_s`."""
-        tries, last_heard = 0, time.monotonic()
+        tries, away_since = 0, 0.0
         while True:
             await self._wanted.wait()
             await self._gate()
             await asyncio.sleep(0)  # slots that became idle in this turn of the loop join the request
             idle = sum(not future.done() for future in self._waiting)
+            # From the first request that failed: before it nothing was asked, perhaps for longer than the patience.
+            away_since = away_since if tries else time.monotonic()
             try:
                 async with asyncio.timeout(self._wait_s + 30.0):
                     tickets = await self._store.lease(max(1, idle), self._worker, self._wait_s)
             except (StoreFault, TimeoutError) as error:
                 tries += 1
-                if time.monotonic() - last_heard > self._patience_s:
+                if time.monotonic() - away_since > self._patience_s:
                     raise Unreachable(
                         f"the store has not answered for {self._patience_s:g} s ({error or 'time limit'}); "
                         "start it again, or raise limits.store_patience_s"
@@ -82,7 +84,7 @@ class TicketSource:
                 log.warning("no tickets: %s", error or "the store did not answer in time")
                 await asyncio.sleep(backoff_s(tries, most_s=5.0))
                 continue
-            tries, last_heard = 0, time.monotonic()
+            tries = 0
             if not tickets:
                 # A store without long polling must not be asked in a tight loop.
                 await asyncio.sleep(0.05)

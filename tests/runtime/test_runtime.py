@@ -18,7 +18,7 @@ from agent.runtime import Runtime
 from agent.runtime_config import ConfigError, EnvConfig, RuntimeConfig
 from agent.runtime_parts import NothingWorks, Unreachable
 from agent.store.client import StoreClient
-from agent.store.protocol import Claim, EvaluationStatus, Ticket
+from agent.store.protocol import Claim, EvaluationStatus, StoreFault, Ticket
 from envs import make_core
 from envs.core import AsyncEnv, EnvironmentFault
 
@@ -365,6 +365,27 @@ async def test_cancellation_leaves_nothing_behind(renderer: ChatRenderer, store:
     assert [task for task in left if "RequestHandler" not in repr(task)] == [], "(those are the store's, in this loop)"
 
 
+async def test_episodes_longer_than_the_patience_leave_the_store_its_patience(
+    renderer: ChatRenderer, store: AnyStore, client: StoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case D8, runtime side: the patience counts from the first request that fails, not from the last that was made."""
+    bench = Bench(renderer, config(store, limits={"store_patience_s": 2.0}))
+    bench.engine.hold = asyncio.Event()
+    lease = bench.store.lease
+
+    async def away_once(n: int, worker: str, wait_s: float = 0.0) -> list[Ticket]:
+        monkeypatch.setattr(bench.store, "lease", lease)
+        raise StoreFault("the store is being started again")
+
+    async with bench.running() as task:
+        await until(lambda: len(bench.engine.running) == 4)
+        monkeypatch.setattr(bench.store, "lease", away_once)
+        await asyncio.sleep(2.5)  # no slot is idle: the store is not asked for anything
+        bench.engine.hold.set()
+        await claim(client, 10)
+        assert not task.done()
+
+
 async def test_a_finished_episode_is_delivered_in_the_shutdown(
     renderer: ChatRenderer, store_process: StoreProcess
 ) -> None:
@@ -420,6 +441,8 @@ async def test_an_episode_the_store_never_took_is_delivered_by_the_next_runtime(
     second = Bench(renderer, chosen)
     async with second.running(), StoreClient(store_process.url) as client:
         batch = await claim(client, 10)
+        # The claim's answer may be here before the last delivery's is.
+        await until(lambda: second.runtime.counters["episodes"] >= 9)
     assert not kept.exists()
     assert decode(batch.episodes[0]).id == kept.stem
     assert second.runtime.counters["episodes"] == 9, "it was not run again"

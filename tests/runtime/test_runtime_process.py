@@ -327,7 +327,7 @@ async def test_an_environment_that_does_not_close_cannot_hold_the_shutdown(
     renderer: ChatRenderer, store: AnyStore
 ) -> None:
     plain = {"store": store.url, "engines": ["e"], "model": "m", "env": ENV, "concurrency": 2, "worker": "w"}
-    config = parse_config(json.dumps({**plain, "limits": {"shutdown_s": 0.8}}))
+    config = parse_config(json.dumps({**plain, "limits": {"shutdown_s": 4.0}}))
     engine = ScriptedEngine(renderer, lambda prompt, number: "right")
     engine.hold = asyncio.Event()
     client = StoreClient(store.url)
@@ -337,7 +337,7 @@ async def test_an_environment_that_does_not_close_cannot_hold_the_shutdown(
     task = asyncio.create_task(runtime.run())
     await asyncio.wait_for(engine.started.wait(), 30)
     task.cancel()
-    await asyncio.wait({task}, timeout=5)
+    await asyncio.wait({task}, timeout=20)
     assert task.cancelled()
     assert (await client.status()).leased == 0
     await client.close()
