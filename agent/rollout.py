@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from agent.chat_template import ChatTemplateError
 from agent.engines.base import Completion, ContextOverflow, Engine, EngineFault, EngineRefused
 from agent.episode import Episode, EpisodeError, SamplingParams, Segment, StopReason, Timings, validate
@@ -182,7 +184,7 @@ class _Rollout:
             self.env.areset(seed=self.ticket.seed, options=options), limits.reset_s, "reset"
         )
         tools = list(info.get("tools") or [])
-        conversation: list[Message] = list(info["messages"])
+        conversation = self._messages(info)
         prompt = await self._rendered(self.renderer.start, conversation, tools)
         self._append("prompt", prompt.token_ids, prompt.text)
         while True:
@@ -204,7 +206,7 @@ class _Rollout:
             if ended is not None:
                 return self._episode(ended)
             conversation.append({"role": "assistant", "content": text})
-            messages = list(step[4]["messages"])
+            messages = self._messages(step[4])
             extend = self.renderer.extend
             observation = await self._rendered(extend, conversation, action.token_ids, messages, tools)
             conversation += messages
@@ -378,11 +380,24 @@ class _Rollout:
         finally:
             self.environment_s += time.monotonic() - began
 
+    def _messages(self, info: dict[str, Any]) -> list[Message]:
+        messages = info.get("messages")
+        if not isinstance(messages, list | tuple) or not all(isinstance(message, dict) for message in messages):
+            raise EnvironmentFault(f"{self.settings.env_id}: info['messages'] must be a list of chat messages")
+        return list(messages)
+
     def _settle(self, step: Step) -> StopReason | None:
         """Credit a step's reward to the last action, and say how the episode ended, if it did."""
         _, reward, terminated, truncated, info = step
-        self.rewards[-1] += float(reward)
-        self.metrics.update(info.get("metrics") or {})
+        try:
+            self.rewards[-1] += float(reward)
+            metrics = dict(info.get("metrics") or {})
+            msgspec.msgpack.encode(metrics)  # what cannot be delivered must not cost more than this episode
+        except (TypeError, ValueError, OverflowError) as error:
+            raise EnvironmentFault(
+                f"{self.settings.env_id}: a reward or a metric is no plain value: {error}"
+            ) from error
+        self.metrics.update(metrics)
         if terminated:
             return StopReason.TERMINATED
         if not truncated:

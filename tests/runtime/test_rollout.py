@@ -199,6 +199,26 @@ async def test_a_bug_in_an_environment_voids_its_episode_only(renderer: ChatRend
         await rollout(ticket(), EchoEnv(on_step=fail), ScriptedEngine(renderer, says("more")), renderer, settings())
 
 
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (lambda step: (*step[:4], {"segment": "observation"}), "messages"),
+        (lambda step: (*step[:4], {**step[4], "messages": [("user", "x")]}), "messages"),
+        (lambda step: (step[0], None, *step[2:]), "plain value"),
+        (lambda step: (*step[:4], {**step[4], "metrics": {"share": object()}}), "plain value"),
+    ],
+)
+async def test_a_step_of_a_wrong_shape_voids_its_episode_only(renderer: ChatRenderer, broken, said: str) -> None:
+    """Case C: infrastructure error. Anything but a fault would end the runtime, and every episode beside this one."""
+
+    class Broken(EchoEnv):
+        async def astep(self, action: str):
+            return broken(await super().astep(action))
+
+    with pytest.raises(EnvironmentFault, match=said):
+        await rollout(ticket(), Broken(), ScriptedEngine(renderer, says("more")), renderer, settings())
+
+
 async def test_a_hung_step_is_an_infrastructure_fault(renderer: ChatRenderer) -> None:
     """Case C: the environment answers the policy's own slow code itself; a step past its limit is a fault."""
 
@@ -213,7 +233,7 @@ async def test_a_hung_step_is_an_infrastructure_fault(renderer: ChatRenderer) ->
 
 async def test_a_request_past_its_limit_is_an_engine_fault(renderer: ChatRenderer, monkeypatch) -> None:
     """Case C: infrastructure error (engine)."""
-    monkeypatch.setattr("agent.rollout.ABORT_GRACE_S", 0.05)
+    monkeypatch.setattr("agent.rollout.ABORT_GRACE_S", 0.5)
     engine = ScriptedEngine(renderer, says("right"))
     engine.hold = asyncio.Event()
     with pytest.raises(EngineFault, match=r"generate_s=0\.05"):
