@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.engines.base import Engine, EngineHealth
+from agent.engines.base import Engine, EngineFault, EngineHealth
+from agent.engines.client import HttpEngine
 from agent.engines.launch import log_tail, stop_local
 from agent.store.client import StoreClient
 from learner.cli import LearnerFault
@@ -29,6 +30,7 @@ from learner.engines import Fleet, Weights
 
 _START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 15.0
+_ASK_LIMIT_S = 10.0
 _POLL_S = 0.05
 
 
@@ -84,15 +86,17 @@ class Services:
         folder: Path,
         store_config: dict[str, Any],
         version: int | None = None,
+        held: int = 0,
         own_store: bool = False,
         own_engines: bool = False,
     ) -> AsyncIterator[Services]:
         """Start what the recipe gives no address for; logs, ports and the store's file go to `folder`.
 
-        When this returns the engines serve `model` as `version` (None: the store's own, which only grows, so that a
-        version never names two sets of weights). `own_store`: start a store even so, and with it a runtime (one
-        elsewhere cannot know of that store): for stages that are not the run itself. `own_engines`: start engines
-        even if the recipe has addresses, for what must not disturb them.
+        When this returns the engines serve `model` as `version`. None: as the store's own, if that is `held`, the
+        version that a checkpoint gives `model`; else as one that nobody has seen, for what a session before has
+        published, and a checkpoint does not hold, is of other weights. `own_store`: start a store even so, and with it
+        a runtime (one elsewhere cannot know of that store): for stages that are not the run itself. `own_engines`:
+        start engines even if the recipe has addresses, for what must not disturb them.
         """
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
         services = cls(StoreClient("http://127.0.0.1:1"))
@@ -105,6 +109,8 @@ class Services:
             stack.push_async_callback(_closed, services)
             if version is None:
                 version = (await services.store.status()).version
+                if not recipe.learner.online:  # there the server names what its engines serve
+                    version = await _free_version(version, held, () if own_engines else recipe.engine.urls)
             services.fleet = await stack.enter_async_context(
                 Fleet.start(
                     recipe,
@@ -126,6 +132,28 @@ class Services:
         # Shielded: a second Ctrl-C must not leave a child behind; SIGKILL cannot, see the children's own watch.
         if name in self.children:
             await asyncio.shield(asyncio.ensure_future(stop_local(self.children[name][0], grace_s=grace_s)))
+
+
+async def _free_version(served: int, held: int, urls: tuple[str, ...]) -> int:
+    """`served` if that is what is held, or the run is new; else one above what store, checkpoint and engines say."""
+    newest = max(served, held)
+    if newest == 0:  # whatever the engines have is of another run
+        return 0
+    for answer in await asyncio.gather(*map(_version_at, urls)):
+        newest = max(newest, answer)
+    return served if newest == served == held else newest + 1
+
+
+async def _version_at(url: str) -> int:
+    """What the engine at `url` serves; -1 if it does not say."""
+    engine = HttpEngine(url)
+    try:
+        async with asyncio.timeout(_ASK_LIMIT_S):
+            return (await engine.health()).version
+    except (EngineFault, TimeoutError):
+        return -1
+    finally:
+        await engine.close()
 
 
 async def _closed(services: Services) -> None:

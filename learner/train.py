@@ -46,7 +46,8 @@ async def run_loop(recipe: Recipe, learner: Learner, ranks: Ranks, folder: Path,
     model = learner.export(folder / "weights" / "start")
     stop = asyncio.Event()
     with _first_interrupt(stop, display):
-        async with Services.start(recipe, model=model, folder=folder, store_config=store_config) as services:
+        held = learner.progress.version
+        async with Services.start(recipe, model=model, folder=folder, store_config=store_config, held=held) as services:
             held_out = 0 if recipe.learner.online else await count_held_out(recipe)
             loop = Loop(recipe, learner, ranks, services, folder, display, stop, held_out=held_out)
             episodes = await loop.run()

@@ -199,6 +199,30 @@ async def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
                 pass
 
 
+async def test_a_session_after_a_dead_one_gives_its_weights_a_number_of_their_own(tmp_path: Path) -> None:
+    """Else one version names two sets of weights: those of the checkpoint, and what the dead one had made since."""
+    async with servers(1) as found:
+        recipe = micro_recipe(
+            tmp_path,
+            engine={"max_context": 512, "urls": [found[0].url]},
+            runtime={"max_context_tokens": 400, "max_tokens_per_turn": 16, "launch": False},
+        )
+        start: Any = {"model": tmp_path / "start", "folder": tmp_path / "run", "store_config": {"tasks": 1}}
+        async with Services.start(recipe, **start) as services:
+            assert found[0].published == [("0", "start")]
+            await services.publish(5, tmp_path / "v5", timeout_s=60)
+        async with Services.start(recipe, **start, held=5):  # the checkpoint's weights are those of version 5
+            assert found[0].published[-1] == ("5", "start")
+        for held, served in ((6, "7"), (4, "8"), (0, "9")):  # died before it had published; before it had saved
+            async with Services.start(recipe, **start, held=held):
+                assert found[0].published[-1] == (served, "start")
+        async with Services.start(recipe, **start, held=5) as services:
+            assert services.fleet is not None
+            await services.fleet.publish(20, tmp_path / "v20", timeout_s=60)  # the store does not hear of it
+        async with Services.start(recipe, **start, held=5):
+            assert found[0].published[-1] == ("21", "start")
+
+
 def test_launched_vllms_get_gpus_of_their_own_after_the_learners() -> None:
     data = json.loads(micro_recipe(Path("runs")).model_dump_json())
     data["engine"] |= {"launch": "vllm", "count": 2}
