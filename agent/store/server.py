@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sqlite3
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -158,7 +159,7 @@ class StoreServer:
             try:
                 if await self._thread.run(self.ledger.reap):
                     self._notify()
-            except (StoreFault, TimeoutError) as error:
+            except (StoreFault, sqlite3.Error, TimeoutError) as error:
                 log.error("cannot look after silent workers: %s", error)
 
     def _notify(self) -> None:
