@@ -62,10 +62,13 @@ class StoreClient:
         if self._heart is None:
             self._heart = asyncio.create_task(self._beat())
         request, void = uuid.uuid4().hex, list(self._lost_leases)
-        self._lost_leases.append(request)  # until the answer is here
         body = {"n": n, "worker": worker, "wait_s": wait_s, "request": request, "void": void}
-        tickets = await self._call("POST", "/lease", list[Ticket], body, wait_s=wait_s)
-        self._lost_leases = [r for r in self._lost_leases if r != request and r not in void]
+        try:
+            tickets = await self._call("POST", "/lease", list[Ticket], body, wait_s=wait_s)
+        except BaseException:  # also cancelled: whatever the store answers, it does not arrive
+            self._lost_leases.append(request)
+            raise
+        self._lost_leases = [r for r in self._lost_leases if r not in void]
         return tickets
 
     async def put(self, ticket_id: str, episode: Episode) -> Ending:
@@ -89,10 +92,13 @@ class StoreClient:
     async def claim(self, n: int, version: int, wait_s: float = 0.0) -> Claim | None:
         """Exactly `n` ready episodes for a learner at policy `version`, or None if not so many within `wait_s`."""
         claim_id, void = uuid.uuid4().hex, list(self._lost_claims)
-        self._lost_claims.append(claim_id)
         body = {"claim_id": claim_id, "n": n, "version": version, "wait_s": wait_s, "void": void}
-        claim = await self._call("POST", "/claim", Claim | None, body, wait_s=wait_s)
-        self._lost_claims = [c for c in self._lost_claims if c != claim_id and c not in void]
+        try:
+            claim = await self._call("POST", "/claim", Claim | None, body, wait_s=wait_s)
+        except BaseException:
+            self._lost_claims.append(claim_id)
+            raise
+        self._lost_claims = [c for c in self._lost_claims if c not in void]
         return claim
 
     async def commit(self, claim_id: str, version: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,16 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 from store_tools import make_episode, running_store
 
 from agent.episode import Segment, decode
 from agent.store.client import StoreClient
+from agent.store.config import StoreConfig
+from agent.store.ledger import Ledger
 from agent.store.protocol import StoreFault, StoreFull, Ticket
 from agent.store.reading import EpisodeFilter, EpisodeReader
+from agent.store.server import StoreServer
 
 KEYS = ("tasks=50", "batch=4")
 
@@ -159,6 +164,43 @@ async def test_an_answer_that_never_arrived_is_undone_by_the_next_call(tmp_path:
         assert repeated.episodes == claim.episodes
         assert repeated.id != claim.id
         assert not store._lost_claims
+
+
+async def test_leases_and_claims_side_by_side_do_not_void_each_other(tmp_path: Path) -> None:
+    """Case D10: no ticket is in flight twice, and no episode in two claims, because one client asked twice at once."""
+    async with running_store(tmp_path / "e.sqlite", *KEYS, "max_lag=4") as (store, _):
+        leased = await asyncio.gather(*(store.lease(2, f"w{i}", wait_s=5.0) for i in range(8)))
+        tickets = [ticket for some in leased for ticket in some]
+        assert len({t.id for t in tickets}) == len(tickets) == 16
+        for ticket in tickets:
+            await store.put(ticket.id, make_episode(ticket.id))
+        claims = await asyncio.gather(*(store.claim(4, 0, wait_s=5.0) for _ in range(4)))
+        assert len({data for claim in claims if claim for data in claim.episodes}) == 16
+        assert (await store.status()).claimed == 16
+
+
+async def test_a_lock_held_by_another_program_does_not_end_the_watch_over_workers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case D2: a dead worker's tickets come back, also after the file was locked for longer than SQLite waits."""
+    ledger = Ledger(tmp_path / "e.sqlite", StoreConfig(tasks=5, batch=1, worker_timeout_s=0.4))
+    ledger.sql.execute("PRAGMA busy_timeout=50")
+    runner = web.AppRunner(StoreServer(ledger).application())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with StoreClient(f"http://127.0.0.1:{runner.addresses[0][1]}") as store, asyncio.timeout(60):
+        await store.lease(1, "w")
+        store._workers.clear()  # it is not heard of again
+        with contextlib.closing(sqlite3.connect(tmp_path / "e.sqlite", isolation_level=None, timeout=30)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            while "cannot look after silent workers" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            other.execute("ROLLBACK")
+        await store.lease(1, "v")
+        store._workers.clear()
+        while (await store.status()).leased:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await runner.cleanup()
 
 
 async def _requests(path: Path, but: str) -> set[str]:
