@@ -283,6 +283,7 @@ class _Rollout:
                 faults += 1
                 if isinstance(fault, _TooSlow) and fault.completion is not None:
                     action.add(fault.completion)
+                    faults = 1 if fault.completion.token_ids else faults
                 await self._recovered(fault, faults)
                 if time.monotonic() >= self.deadline:
                     action.finish_reason = "wall_clock"

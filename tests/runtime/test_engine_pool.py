@@ -282,6 +282,33 @@ async def test_a_request_past_its_limit_keeps_the_tokens_that_the_abort_handed_o
     assert engine.requests[1][0][-2:] == list(ids[:2])
 
 
+async def test_a_turn_that_gains_tokens_at_every_limit_is_not_given_up(
+    renderer: ChatRenderer, monkeypatch: Any
+) -> None:
+    """A slow turn is no request that kills engines: only faults without a token in between are counted."""
+    monkeypatch.setattr("agent.rollout.ABORT_GRACE_S", 0.3)
+    monkeypatch.setattr("agent.rollout.backoff_s", lambda tries: 0.0)
+    ids = renderer.encode_action("right, slowly")
+    engine = ScriptedEngine(renderer, says("x"))
+    engine.hold, engine.partial = asyncio.Event(), 1
+    opening = 0
+
+    def script(prompt: str, number: int) -> Reply:
+        nonlocal opening
+        taken = len(engine.requests[-1][0])
+        opening = opening or taken
+        if number >= REQUEST_FAULTS + 2:
+            assert engine.hold is not None
+            engine.hold.set()
+        return renderer.decode(ids[taken - opening :])
+
+    engine.script = script
+    async with pool_of(engine) as pool:
+        episode, _ = await run_episode(pool, renderer, generate_s=0.05)
+    assert episode.actions[0].token_ids == ids
+    assert episode.metrics["engine_faults"] >= REQUEST_FAULTS + 2
+
+
 async def test_a_pool_that_is_cancelled_leaves_no_task(renderer: ChatRenderer) -> None:
     engines = [ScriptedEngine(renderer, says("right")) for _ in range(2)]
     engines[0].hung = True
