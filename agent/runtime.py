@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
+from agent import STARTED_BY
 from agent.engines.base import Engine, EngineFault, EngineRefused
 from agent.engines.pool import EnginePool, Seat
 from agent.episode import Episode, EpisodeError, StopReason
@@ -364,7 +365,6 @@ async def _watch_parent(parent: int) -> None:
 
 
 async def _main(config: RuntimeConfig, *, exit_with_parent: bool) -> int:
-    parent = os.getppid()
     # Imported here: `--help` and a configuration error need none of it.
     from agent.chat import ChatRenderer, ChatTemplateError
     from agent.engines.client import HttpEngine
@@ -407,7 +407,7 @@ async def _main(config: RuntimeConfig, *, exit_with_parent: bool) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
-    watch = asyncio.create_task(_watch_parent(parent), name="parent") if exit_with_parent else None
+    watch = asyncio.create_task(_watch_parent(STARTED_BY), name="parent") if exit_with_parent else None
     if watch is not None:
         watch.add_done_callback(lambda task: None if task.cancelled() else stop("the parent process is gone"))
     try:

@@ -18,6 +18,7 @@ import pydantic
 import yaml
 from aiohttp import web
 
+from agent import STARTED_BY
 from agent.store.config import StoreConfig
 from agent.store.ledger import Ledger
 from agent.store.protocol import StoreFault
@@ -83,7 +84,6 @@ async def _serve(ledger: Ledger, arguments: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    parent = os.getppid()
     server = StoreServer(ledger)
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=10.0)
     await runner.setup()
@@ -97,7 +97,7 @@ async def _serve(ledger: Ledger, arguments: argparse.Namespace) -> None:
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), 0.5 if arguments.exit_with_parent else None)
-            if arguments.exit_with_parent and os.getppid() != parent:
+            if arguments.exit_with_parent and os.getppid() != STARTED_BY:
                 break
         server.stop()
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import psutil
 import pytest
 from aiohttp import web
 from store_tools import make_episode, running_store
@@ -315,3 +316,23 @@ async def test_the_store_ends_with_its_parent_only_when_asked(tmp_path: Path) ->
     async with asyncio.timeout(10):
         while port_file.exists():  # noqa: ASYNC110 - another process; nothing tells
             await asyncio.sleep(0.05)
+
+
+async def test_a_store_whose_parent_ends_while_it_starts_ends_too(tmp_path: Path) -> None:
+    """Case D8: --exit-with-parent counts from the start of the process, not from the end of its imports."""
+    script = (
+        "import pathlib, subprocess, sys, time\n"
+        "p = subprocess.Popen([sys.executable, '-m', 'agent.store', '--path', sys.argv[1],"
+        " '--exit-with-parent', 'tasks=1', 'batch=1'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        "print(p.pid, flush=True)\n"
+        "while 'pydantic_core' not in pathlib.Path(f'/proc/{p.pid}/maps').read_text(): time.sleep(0.001)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "e.sqlite")]
+    done = await asyncio.to_thread(subprocess.run, command, check=True, timeout=60, stdout=subprocess.PIPE, text=True)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        store = psutil.Process(int(done.stdout))
+        try:
+            await asyncio.to_thread(store.wait, 30)
+        finally:
+            if store.is_running():
+                store.kill()
