@@ -120,7 +120,7 @@ async def test_case_b6_a_cut_call_and_other_malformed_ones_go_on(make: Make) -> 
 
 async def test_case_c_a_timeout_of_the_policys_own_code_is_an_observation(make: Make) -> None:
     """Cases C and E1: never an infrastructure error; the text says that the state is lost, and the next call works."""
-    env = make(call_timeout_s=0.5)
+    env = make(call_timeout_s=3.0)
     await env.areset(seed=0)
     await env.astep(call("x = 1"))
     observation, _, terminated, truncated, _ = await env.astep(call("while True: pass"))
