@@ -183,7 +183,7 @@ class LocalServer:
         return SamplingParams(
             temperature=given.temperature,
             top_p=given.top_p,
-            top_k=given.top_k or -1,
+            top_k=min(given.top_k or -1, model.vocabulary),  # more does not fit a tensor, and means no more
             max_tokens=max_tokens,
             seed=given.seed,
             stop_token_ids=given.stop_token_ids or (),

@@ -166,7 +166,7 @@ class ModelLoop:
         return result
 
     def _abort(self, generations: list[Generation]) -> None:
-        finished = [g for g in generations if g in self._futures]
+        finished = [g for g in dict.fromkeys(generations) if g in self._futures]  # one may be named twice
         for generation in finished:
             self.scheduler.abort(generation)
         self._deliver(finished)

@@ -86,6 +86,29 @@ async def test_an_abort_without_ids_ends_everything(engine: EngineUnderTest) -> 
     assert [a["choices"][0]["finish_reason"] for _, a in await asyncio.gather(*running)] == ["abort"] * 5
 
 
+async def test_an_abort_that_names_a_request_twice_ends_it_once(engine: EngineUnderTest) -> None:
+    """The second time it has no future any more: that ended the model's thread, and the request never returned."""
+    sampling = {"max_tokens": engine.max_context - 1, "logprobs": 0}
+    body = {"request_id": "twice", "token_ids": [1], "sampling_params": sampling}
+    running = asyncio.create_task(post(engine, "/inference/v1/generate", body))
+    while (await engine.client.health()).running < 1:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    status, _ = await asyncio.wait_for(
+        post(engine, "/abort_requests", {"request_ids": ["generate-tokens-twice"] * 2}), 60
+    )
+    assert status == 200
+    _, answer = await asyncio.wait_for(running, 60)
+    assert answer["choices"][0]["finish_reason"] == "abort"
+    await engine.client.health()
+
+
+async def test_a_top_k_beyond_every_integer_is_as_good_as_none(engine: EngineUnderTest) -> None:
+    """It once ended the model's thread, and with it every other request."""
+    body = {"token_ids": [1], "sampling_params": {"max_tokens": 1, "top_k": 2**63}}
+    assert (await post(engine, "/inference/v1/generate", body))[0] == 200
+    await engine.client.health()
+
+
 async def test_new_weights_alone_drop_old_keys(engine: EngineUnderTest) -> None:
     """Case D6, for a caller that neither pauses nor resets the prefix cache: the server does it by itself."""
     prompt = list(range(60))
