@@ -71,6 +71,12 @@ class Learner:
                 f"learner.algorithm {algorithm.name!r} standardises advantages over all episodes of a task, and a "
                 "process has only its own; run it in a single process"
             )
+        prompts = config.batch_size // algorithm.samples_per_prompt
+        if prompts < accelerator.num_processes:
+            raise RecipeError(
+                f"learner.batch_size {config.batch_size} is {prompts} prompts of {algorithm.name!r}, which cannot be "
+                f"dealt to {accelerator.num_processes} processes; raise it, or start fewer"
+            )
         mean = algorithm.running_mean.build() if algorithm.running_mean else None
         return cls(recipe, algorithm, policy, critic, mean, Progress(), policy_folder)
 

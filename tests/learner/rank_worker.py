@@ -69,6 +69,10 @@ if __name__ == "__main__":
             learner(Path(model), Path(folder), name, 60)
         except RecipeError as error:
             (Path(folder) / f"refused_{name}_{rank}").write_text(str(error))
+    try:
+        build_learner(Path(model), Path(folder), learner={"algorithm": "grpo", "batch_size": 8})
+    except RecipeError as error:
+        (Path(folder) / f"refused_batch_{rank}").write_text(str(error))
     for job in jobs:
         algorithm, case = job.split(":")
         own = learner(Path(model), Path(folder), algorithm, micro_batches(case, rank))

@@ -83,6 +83,14 @@ def test_ranks_do_not_each_take_a_mean_of_their_own_share(two_ranks: Path, algor
         assert said.endswith("run it in a single process")
 
 
+@pytest.mark.timeout(180)
+def test_a_batch_of_fewer_prompts_than_ranks_is_refused_before_anything_starts(two_ranks: Path) -> None:
+    """It was a traceback after the first batch, on every rank, and again after each restart."""
+    for rank in range(2):
+        said = (two_ranks / f"refused_batch_{rank}").read_text()
+        assert said.startswith("learner.batch_size 8 is 1 prompts of 'grpo', which cannot be dealt to 2 processes")
+
+
 def close_figures(ranks: list[dict[str, Any]], whole: dict[str, float], step: int) -> None:
     """Every figure that is of the global batch agrees on both ranks; ratio quantiles are each rank's own."""
     for name, figure in whole.items():
