@@ -76,13 +76,13 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         started = time.monotonic()
         told.interrupt_code = command.end(within_s=60)
         told.interrupt_s = time.monotonic() - started
-        told.left["interrupted"] = command.survivors(within_s=1.0)
+        told.left["interrupted"] = command.survivors(within_s=10.0)
         told.said["interrupted"] = command.said
     told.interrupted_at = load_progress(checkpoints(folder / "checkpoints")[-1]).step
     with training(str(recipe), output=base / "finished.log") as command:
         command.wait_for(lambda: last_step(folder) > told.interrupted_at, within_s=120)
         told.end_code = command.end(within_s=120)
-        told.left["finished"] = command.survivors(within_s=1.0)
+        told.left["finished"] = command.survivors(within_s=10.0)
         told.said["finished"] = command.said
     return told
 
