@@ -122,7 +122,8 @@ class ValuePretrainingConfig(_Section):
     held_out_episodes: int = 256
     steps: int = 60
     batch_size: int = 128
-    trainable: Literal["experts", "mlp", "lora", "all"] = "all"
+    # No adapters: RL starts from plain weights, and would find random ones in their place.
+    trainable: Literal["experts", "mlp", "all"] = "all"
     optimizer: OptimizerConfig = OptimizerConfig(lr=2e-3, warmup_steps=5)
 
 

@@ -33,6 +33,7 @@ def refused(words: list[str], path: Path | None = None) -> str:
         ("learner.steps=many", "learner.steps"),
         ("runtime.concurrency=0", "runtime.concurrency"),
         ("learner.truncation=maybe", "learner.truncation"),
+        ("value_pretraining.trainable=lora", "value_pretraining.trainable"),  # RL could not read its adapters back
         ("runtime.sampling.top_p=0.9", "runtime.sampling.top_p and top_k must stay"),  # case A19
         ("runtime.sampling.top_k=20", "runtime.sampling.top_p and top_k must stay"),  # case A19
         ("runtime.sampling.temperature=0", "runtime.sampling.temperature must be above 0"),
