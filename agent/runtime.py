@@ -45,7 +45,7 @@ class Store(Protocol):
 
     async def put(self, ticket_id: str, episode: Episode) -> Ending: ...
 
-    async def fail(self, ticket_id: str, reason: str, retry: bool = True) -> Ending: ...
+    async def fail(self, ticket_id: str, reason: str, retry: bool = True, worker: str = "") -> Ending: ...
 
     async def release_worker(self, worker: str) -> int: ...
 
@@ -220,7 +220,7 @@ class Runtime:
         self.counters[kind] += 1
         reason = f"{kind}: {error}"
         ending = await self._told_store(
-            lambda: self._store.fail(ticket.id, reason, retry), f"the failure of ticket {ticket.id}"
+            lambda: self._store.fail(ticket.id, reason, retry, self._worker), f"the failure of ticket {ticket.id}"
         )
         log.warning("ticket %s, attempt %d, %s: %s", ticket.id, ticket.attempt, ending.outcome, reason)
         self._faults_in_a_row += 1

@@ -78,9 +78,10 @@ class StoreClient:
         """
         return await self._call("PUT", f"/tickets/{ticket_id}/episode", Ending, data=encode(episode))
 
-    async def fail(self, ticket_id: str, reason: str, retry: bool = True) -> Ending:
-        """End a ticket without an episode (infrastructure fault)."""
-        return await self._call("POST", f"/tickets/{ticket_id}/failure", Ending, {"reason": reason, "retry": retry})
+    async def fail(self, ticket_id: str, reason: str, retry: bool = True, worker: str = "") -> Ending:
+        """End a ticket without an episode (infrastructure fault), unless another than `worker` holds it by now."""
+        body = {"reason": reason, "retry": retry, "worker": worker}
+        return await self._call("POST", f"/tickets/{ticket_id}/failure", Ending, body)
 
     async def release_worker(self, worker: str) -> int:
         """Give back every ticket `worker` ("*": anybody) holds: at its restart, or when it is known to be dead."""

@@ -230,6 +230,8 @@ class Ledger(Database):
             return Ending("superseded", "the ticket had been given up")
         if episode.id != ticket_id:
             return self._failed(row, "rejected", f"the episode's id is {episode.id}", True)
+        if not episode.stop_reason.trainable and _of_another(row, episode.worker):
+            return Ending("superseded", "another worker holds the ticket by now")
         if episode.stop_reason is StopReason.ABORTED:
             self.count("aborted")
             return self._return(row)
@@ -280,12 +282,15 @@ class Ledger(Database):
             return Ending("superseded", reason)
         return self._failed(row, "rejected", reason, True)
 
-    def fail(self, ticket_id: str, reason: str, *, retry: bool) -> Ending:
+    def fail(self, ticket_id: str, reason: str, *, retry: bool, worker: str = "") -> Ending:
         """End a ticket without an episode: dealt again if `retry` and attempts are left, else given up.
 
-        Only a leased ticket can fail; one that is waiting again or has ended is left alone ("superseded").
+        Only a leased ticket can fail; one that is waiting again or has ended, or that another than `worker` ("":
+        nobody says) holds by now, is left alone ("superseded").
         """
         row = self._row(ticket_id)
+        if _of_another(row, worker):
+            return Ending("superseded", "another worker holds the ticket by now")
         if row["status"] != "leased":
             return Ending("superseded", f"the ticket is {row['status']}")
         return self._failed(row, "infrastructure", reason, retry)
@@ -437,6 +442,10 @@ class Ledger(Database):
 
 
 _LEASED = "SELECT * FROM tickets WHERE status = 'leased'"
+
+
+def _of_another(row: sqlite3.Row, worker: str) -> bool:
+    return row["status"] == "leased" and worker not in ("", row["worker"])
 
 
 def _ticket(row: sqlite3.Row) -> Ticket:

@@ -54,6 +54,7 @@ class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True):
 class FailRequest(msgspec.Struct, forbid_unknown_fields=True):
     reason: str
     retry: bool = True
+    worker: str = ""
 
 
 class CommitRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -229,7 +230,8 @@ class StoreServer:
 
     async def _fail(self, request: web.Request) -> web.Response:
         ticket, body = request.match_info["id"], await _body(request, FailRequest)
-        return _packed(await self._change(lambda: self.ledger.fail(ticket, body.reason, retry=body.retry)))
+        ending = await self._change(lambda: self.ledger.fail(ticket, body.reason, retry=body.retry, worker=body.worker))
+        return _packed(ending)
 
     async def _claim(self, request: web.Request) -> web.Response:
         body = await _body(request, ClaimRequest)

@@ -425,6 +425,24 @@ def test_delivering_twice_is_harmless(tmp_path: Path) -> None:
         b.put("no-such-ticket")
 
 
+@pytest.mark.parametrize("stop", [StopReason.ABORTED, StopReason.INFRASTRUCTURE_ERROR, None])
+def test_a_late_failure_of_a_worker_that_lost_its_ticket_touches_nobody(
+    tmp_path: Path, stop: StopReason | None
+) -> None:
+    """Cases C and D10: the worker that holds the ticket now is neither robbed of its episode nor doubled."""
+    b = bench(tmp_path, tasks=1, max_attempts=1)
+    [ticket] = b.lease(1, "presumed dead")
+    b.do(lambda: b.ledger.release_worker("presumed dead"))
+    assert [t.id for t in b.lease(1, "other")] == [ticket.id]
+    if stop is None:
+        late = b.do(lambda: b.ledger.fail(ticket.id, "too late", retry=True, worker="presumed dead"))
+    else:
+        late = b.put(ticket, stop=stop, worker="presumed dead")
+    assert late.outcome == "superseded"
+    assert ticket.id not in [t.id for t in b.lease(1, "third")]
+    assert b.put(ticket, worker="other").outcome == "accepted"
+
+
 def test_a_silent_worker_loses_its_tickets_and_a_heartbeat_keeps_them(tmp_path: Path) -> None:
     """Case D2: a runtime that was killed must not hold capacity for ever."""
     b = bench(tmp_path, max_lag=0, worker_timeout_s=60, restart_grace_s=15)
