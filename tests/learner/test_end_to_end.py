@@ -164,8 +164,9 @@ def test_a_run_leaves_curves_a_model_checkpoints_and_episodes(story: Story) -> N
 @pytest.mark.parametrize("what", PROMISED)
 def test_metrics_hold_what_was_promised(story: Story, what: str) -> None:
     records = {record["step"]: record for record in read_metrics(story.folder / "metrics.jsonl")}
-    assert sorted(records) == list(range(STEPS + 1))
-    for step in range(1, STEPS + 1):
+    # SIGKILL may come between the checkpoint of a step and its line.
+    assert set(range(STEPS + 1)) - {story.killed_at} <= set(records) <= set(range(STEPS + 1))
+    for step in sorted(set(records) - {0}):
         for key in PROMISED[what]:
             assert key in records[step], f"{key} at step {step}"
 
