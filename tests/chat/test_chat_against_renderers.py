@@ -1,4 +1,4 @@
-"""An independent judge: the hand-written renderers of the `renderers` package, where that is installed."""
+"""An independent judge: the hand-written renderers of the `renderers` package."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import renderers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.chat import ChatRenderer
-
-renderers = pytest.importorskip("renderers")
 
 contents = st.text(st.characters(exclude_categories=["Cs"]), max_size=30).map(lambda text: f"a{text}.")
 answers = st.lists(contents.map(lambda text: {"role": "tool", "content": text}), min_size=1, max_size=3)

@@ -39,7 +39,10 @@ def kill_run(folder: Path, *words: str, launch: str = "local", within_s: float =
             command.wait_for(lambda least=1 + 2 * kill: last_step(run) >= least, within_s=within_s)
             found: list[psutil.Process] = []
 
-            def another(found: list[psutil.Process] = found) -> bool:
+            def another(found: list[psutil.Process] = found, first: bool = kill == 0) -> bool:
+                # The first death hits episodes that are under way; the later ones come when they come.
+                if first and not rows(run, "SELECT 1 FROM tickets WHERE status = 'leased' LIMIT 1"):
+                    return False
                 engine = engine_of(command, SERVERS[launch])
                 if engine is not None and engine.pid not in killed:
                     found.append(engine)
