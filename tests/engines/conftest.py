@@ -21,9 +21,9 @@ from engine_tools import (
     VLLM_READY_S,
     VLLM_TEST_S,
     EngineUnderTest,
-    have_vllm,
     make_model,
 )
+from vllm_tools import have_vllm
 
 from agent.engines.client import HttpEngine
 from agent.engines.launch import launch_vllm, stop_local

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
-from agent.engines.base import EngineFault
 from agent.engines.client import HttpEngine
-from agent.engines.launch import vllm_python
 
 VOCABULARY = 96
 MAX_CONTEXT = 2048  # seconds of decoding: what must happen in flight has the time to
@@ -75,13 +72,3 @@ class EngineUnderTest:
     counts_reused_tokens: bool = True
     says_whose_fault: bool = True
     knows_vocabulary: bool = True
-
-
-def have_vllm() -> bool:
-    """Whether tests on vLLM are collected: where its environment is, and where it is required, to fail there."""
-    if os.environ.get("SAO_REQUIRE_VLLM") == "1":
-        return True
-    try:
-        return vllm_python().exists()
-    except EngineFault:
-        return False

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engine_tools import VLLM_READY_S, VLLM_TEST_S, have_vllm, make_model
+from engine_tools import VLLM_READY_S, VLLM_TEST_S, make_model
+from vllm_tools import have_vllm
 
 from agent.engines.base import EngineFault
 from agent.engines.launch import launch_vllm

@@ -18,10 +18,11 @@ import aiohttp
 import psutil
 import pytest
 from aiohttp import web
-from engine_tools import VLLM_READY_S, VLLM_TEST_S, VOCABULARY, EngineUnderTest, have_vllm, make_model
+from engine_tools import VLLM_READY_S, VLLM_TEST_S, VOCABULARY, EngineUnderTest, make_model
 from safetensors.torch import load_file
 from test_engine_contract import assert_same, reference
 from torch import Tensor
+from vllm_tools import have_vllm
 
 from agent.engines.base import Call, Completion, EngineFault
 from agent.engines.client import HttpEngine

@@ -24,10 +24,10 @@ import yaml
 from run_tools import ROOT, metrics
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from vllm_tools import have_vllm
 
 from agent.chat import ChatRenderer
-from agent.engines.base import EngineFault
-from agent.engines.launch import launch_vllm, local_engine, stop_local, vllm_python
+from agent.engines.launch import launch_vllm, local_engine, stop_local
 from learner.config import ModelConfig
 from learner.losses import log_bounds
 from learner.parity_command import measure_parity
@@ -41,13 +41,6 @@ CONVERSATION = [
     {"role": "assistant", "content": "It is \\boxed{42}."},
     {"role": "user", "content": "Naïve café, 漢字, <|im_end|> as text?"},
 ]
-
-
-def have_vllm() -> bool:
-    """Where its environment is, and where it is required, to fail there."""
-    with contextlib.suppress(EngineFault):
-        return vllm_python().exists()
-    return os.environ.get("SAO_REQUIRE_VLLM") == "1"
 
 
 @pytest.fixture(scope="module")

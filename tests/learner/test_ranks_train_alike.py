@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rank_worker import halves, learner, trained
-from run_tools import ROOT
+from run_tools import run_two_ranks
 
 JOBS = ("sao:plain", "sao:no_action", "sao:all_gated", "sao:unequal", "ppo:unequal")
 
@@ -21,36 +17,7 @@ JOBS = ("sao:plain", "sao:no_action", "sao:all_gated", "sao:unequal", "ppo:unequ
 def two_ranks(micro_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the two processes left what they trained, all cases in one pair of processes."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("rank_worker.py")), str(micro_model), str(folder), *JOBS],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
-                "ACCELERATE_USE_CPU": "true",
-                "PYTHONPATH": str(ROOT),
-            },
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=100)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(text[-3000:] for text in said)
+    run_two_ranks([str(Path(__file__).with_name("rank_worker.py")), str(micro_model), str(folder), *JOBS], within_s=100)
     return folder
 
 

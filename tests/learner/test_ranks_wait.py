@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from run_tools import ROOT
+from run_tools import run_two_ranks
 
 LIMIT_S, WORK_S = 6.0, 9.0
 WORKER = f"""
@@ -47,26 +41,6 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.timeout(180)
-def test_work_of_the_main_rank_may_take_longer_than_a_collective(tmp_path: Path) -> None:
+def test_work_of_the_main_rank_may_take_longer_than_a_collective() -> None:
     """Value rollouts, evaluations and engines that stay away take hours; `collective_timeout_s` is ten minutes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": str(ROOT)},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=150)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(text[-3000:] for text in said)
+    run_two_ranks(["-c", WORKER], within_s=150)

@@ -15,8 +15,8 @@ from control_server import servers, until
 from learner_tools import build_learner, micro_recipe, write_micro_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
+from vllm_tools import have_vllm
 
-from agent.engines.launch import vllm_python
 from learner.config import RecipeError, parse_recipe
 from learner.engines import Fleet
 from learner.models import checkpoint_tensors, save_policy_model
@@ -109,13 +109,6 @@ def test_transfers_that_cannot_work_are_said_before_anything_starts(sections: di
         data[name] |= section
     with pytest.raises(RecipeError, match=words):
         parse_recipe(data)
-
-
-def have_vllm() -> bool:
-    try:
-        return vllm_python().exists()
-    except Exception:
-        return False
 
 
 if have_vllm():  # or else not collected: `make test-vllm` makes it

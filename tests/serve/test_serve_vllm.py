@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 from serve_tools import NAME, ServerProcess, client, serving, write_models, write_recipe
+from vllm_tools import have_vllm
 
-from agent.engines.base import EngineFault
 from agent.engines.client import HttpEngine
-from agent.engines.launch import vllm_python
 
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("serve-vllm"), pytest.mark.timeout(900)]
-
-
-def have_vllm() -> bool:
-    """Whether it is to run: where vLLM's environment is, and where it is required, to fail there."""
-    if os.environ.get("SAO_REQUIRE_VLLM") == "1":
-        return True
-    try:
-        return vllm_python().exists()
-    except EngineFault:
-        return False
 
 
 @pytest.fixture(scope="module")
