@@ -6,6 +6,7 @@
 # make openhands   an environment of its own for OpenHands' tools (.venv-openhands, Python 3.12)
 # make sandboxes   a Docker engine that answers, and the demo repositories' images
 # make browser     a Chromium for the page's tests
+# make docs        the pages and the API reference as a site, in site/ (.venv-docs)
 # make test        lint, types and the default test suite; make test-vllm and make test-openhands for the other two
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -15,7 +16,7 @@ ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: all install vllm openhands sandboxes browser train serve lint test test-vllm test-openhands clean
+.PHONY: all install vllm openhands sandboxes browser docs train serve lint test test-vllm test-openhands clean
 
 all: install vllm openhands
 
@@ -32,31 +33,44 @@ install: .make/install .make/bubblewrap
 # Isolation for model-written code. Where it cannot be installed, say how; the program then refuses by itself.
 .make/bubblewrap:
 	@mkdir -p .make
-	@command -v bwrap >/dev/null || sh sandboxes/install_bubblewrap.sh
+	@command -v bwrap >/dev/null && ldconfig -p 2>/dev/null | grep -q libseccomp || sh sandboxes/install_bubblewrap.sh
 	@touch $@
 
 vllm: .make/vllm
 
-.make/vllm: agent/engines/vllm_env.sh
+.make/vllm: agent/engines/vllm/environment.sh
 	@mkdir -p .make
-	PYTHON=$(PYTHON) sh agent/engines/vllm_env.sh .venv-vllm
+	PYTHON=$(PYTHON) sh agent/engines/vllm/environment.sh .venv-vllm
 	@touch $@
 
 openhands: .make/openhands
 
-.make/openhands: envs/swe_bench/openhands_env.sh constraints-openhands.txt pyproject.toml
+.make/openhands: envs/swe_bench/scaffolds/openhands/environment.sh constraints-openhands.txt pyproject.toml
 	@mkdir -p .make
-	sh envs/swe_bench/openhands_env.sh .venv-openhands
+	sh envs/swe_bench/scaffolds/openhands/environment.sh .venv-openhands
 	@touch $@
 
 # An engine may have gone since the last time, so this one asks again.
 sandboxes: install
-	sh sandboxes/install_docker.sh
-	$(BIN)/python -m sandboxes.host_image
+	sh sandboxes/docker/install.sh
+	$(BIN)/python -m sandboxes.docker.host_image
 	$(BIN)/python -m envs.swe_bench.demo build
 
 browser:
 	sh agent/serve/install_chromium.sh
+
+# Strictly: what a link points at is there. No `--quiet`, with which nothing would fail. Sources are read, not imported.
+# The variable silences an advertisement for Material's successor.
+docs: .make/docs
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+.make/docs: pyproject.toml constraints.txt
+	@mkdir -p .make
+	$(PYTHON) -m venv .venv-docs
+	$(PYTHON) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*project["optional-dependencies"]["docs"], sep="\n")' >.make/docs.txt
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r .make/docs.txt
+	@touch $@
 
 train: install
 	$(BIN)/python -m learner.train $(RECIPE) $(ARGS)
@@ -81,4 +95,4 @@ test-openhands: sandboxes openhands
 	SAO_REQUIRE_OPENHANDS=1 .venv-openhands/bin/python -m pytest -m openhands tests/openhands $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-openhands .make .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-vllm .venv-openhands .venv-docs .make site .mypy_cache .pytest_cache .ruff_cache

@@ -30,7 +30,62 @@ def register(registration: ModuleType) -> None:
     """Register what is missing from `registration.registry` (the module `gymnasium.envs.registration`)."""
     for env_id in ENVIRONMENTS:
         if env_id not in registration.registry:
-            registration.register(id=env_id, entry_point="envs.facade:TextEnv", kwargs={"core": env_id})
+            registration.register(id=env_id, entry_point="_sao_gymnasium_hook:make", kwargs={"core": env_id})
+
+
+def make(core: str, render_mode: str | None = None, **kwargs: Any) -> Any:
+    """What Gymnasium calls for an id: `envs.facade.TextEnv` around the core of that id.
+
+    Another package called `envs` may come first on `sys.path`. Its modules are left alone; ours are looked for behind
+    them, so that the ids resolve unless both have a module of the same name. Raises `ImportError`, which names it.
+    """
+    try:
+        facade = _facade()
+    except (ImportError, AttributeError) as error:
+        other = _other_envs()
+        if other is None:
+            raise
+        raise ImportError(
+            f"another package called `envs` ({other}) hides the one of sao-agents ({_home()}), and {core} cannot be "
+            f"made beside it ({error}): rename it, or put it later on sys.path"
+        ) from error
+    return facade(core, render_mode=render_mode, **kwargs)
+
+
+def _facade() -> Any:
+    import importlib
+
+    other = _other_envs()
+    if other is not None:
+        path = getattr(sys.modules["envs"], "__path__", None)
+        if path is None:
+            raise ImportError("it is a module, not a package")
+        if _home() not in path:
+            path.append(_home())
+    facade = importlib.import_module("envs.facade")
+    for name in ("envs.facade", "envs.core", "envs.making"):
+        found = sys.modules[name].__file__ or ""
+        if not found.startswith(_home()):
+            raise ImportError(f"it has a module {name} of its own")
+    return facade.TextEnv
+
+
+def _home() -> str:
+    """Our own `envs` folder: beside this file, in a wheel as in a checkout."""
+    import os
+
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "envs")
+
+
+def _other_envs() -> str | None:
+    """Where the package `envs` that Python finds lies, if it is not ours."""
+    import importlib
+    import os
+
+    package = importlib.import_module("envs")
+    where = getattr(package, "__file__", None) or next(iter(getattr(package, "__path__", ())), "")
+    folder = where if os.path.isdir(where) else os.path.dirname(where)
+    return None if os.path.realpath(folder) == os.path.realpath(_home()) else where
 
 
 def _register_or_warn(registration: ModuleType) -> None:

@@ -10,8 +10,11 @@ import math
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 SCHEMA_VERSION = 1
+LARGEST_REWARD = 1e18
+"""The learner computes in float32, where a larger reward's square would be infinite."""
 
 
 class StopReason(enum.StrEnum):
@@ -20,6 +23,7 @@ class StopReason(enum.StrEnum):
     TERMINATED = "terminated"  # answered or submitted: trained
     TRUNCATED_TURNS = "truncated_turns"  # graded as it stands: trained, see the recipe's `truncation`
     TRUNCATED_CONTEXT = "truncated_context"  # likewise
+    TRUNCATED_TURN_TOKENS = "truncated_turn_tokens"  # likewise
     TRUNCATED_WALL_CLOCK = "truncated_wall_clock"  # likewise
     ABORTED = "aborted"  # shutdown: resumable, not trained
     INFRASTRUCTURE_ERROR = "infrastructure_error"  # never trained, never reward 0; counted, retried with a cap
@@ -42,12 +46,38 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: int = 1024
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Strings that end an action; the token that completes one is its last."""
+
+
+class Experts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which experts of a mixture an engine chose: a packed array [tokens, layers, top_k] of ids, little-endian.
+
+    `layers` counts the model's layers, those without experts too (what stands there has no meaning). `bits` an id: 8
+    or 16.
+    """
+
+    layers: int
+    top_k: int
+    data: bytes
+    bits: Literal[8, 16] = 8
+
+    @classmethod
+    def pack(cls, ids: np.ndarray[Any, Any]) -> Experts:
+        """From ids [tokens, layers, top_k] of any integer type."""
+        bits: Literal[8, 16] = 8 if ids.size == 0 or ids.max() < 256 else 16
+        return cls(ids.shape[1], ids.shape[2], ids.astype(f"<u{bits // 8}").tobytes(), bits)
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """The ids [tokens, layers, top_k]. Raises `ValueError` if the bytes are no whole number of tokens."""
+        return np.frombuffer(self.data, f"<u{self.bits // 8}").reshape(-1, self.layers, self.top_k)
 
 
 class Segment(msgspec.Struct, frozen=True, omit_defaults=True):
     """A run of tokens of one origin: the `prompt`, an `action` of the policy, or an `observation`.
 
-    `logprobs` and `versions` have one entry a token on actions and are empty elsewhere.
+    `logprobs` and `versions` have one entry a token on actions and are empty elsewhere. `experts` are of its first
+    tokens, at most of all: an engine does not run the last token that it samples.
     """
 
     kind: Literal["prompt", "action", "observation"]
@@ -56,6 +86,7 @@ class Segment(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
     finish_reason: str = ""
+    experts: Experts | None = None
 
 
 class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,7 +99,11 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finished rollout. `turn_rewards[i]` is the reward that followed the i-th action segment."""
+    """One finished rollout. `turn_rewards[i]` is the reward that followed the i-th action segment.
+
+    `environment`: by which name a run of several environments, or of several evaluation sets, knows the one that this
+    is of; "" where there is one only.
+    """
 
     id: str
     env_id: str
@@ -83,6 +118,7 @@ class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
     attempt: int = 0
     metrics: dict[str, Any] = {}
     schema: int = SCHEMA_VERSION
+    environment: str = ""
 
     @property
     def actions(self) -> list[Segment]:
@@ -120,8 +156,9 @@ def validate(episode: Episode) -> Episode:
         raise EpisodeError(
             f"episode {episode.id}: {len(episode.turn_rewards)} rewards for {len(episode.actions)} actions"
         )
-    if not all(math.isfinite(r) for r in episode.turn_rewards):
-        raise EpisodeError(f"episode {episode.id}: a reward is not finite")
+    rewards = episode.turn_rewards
+    if not all(abs(r) <= LARGEST_REWARD for r in rewards) or not abs(episode.reward) <= LARGEST_REWARD:
+        raise EpisodeError(f"episode {episode.id}: a reward is not finite, or above {LARGEST_REWARD:g}")
     for index, segment in enumerate(episode.segments):
         want = len(segment.token_ids) if segment.kind == "action" else 0
         if len(segment.logprobs) != want or len(segment.versions) != want:
@@ -129,11 +166,24 @@ def validate(episode: Episode) -> Episode:
                 f"episode {episode.id}, segment {index} ({segment.kind}, {len(segment.token_ids)} tokens): "
                 f"{len(segment.logprobs)} log-probs and {len(segment.versions)} versions, expected {want} of each"
             )
-        if any(math.isnan(p) for p in segment.logprobs):
-            raise EpisodeError(f"episode {episode.id}, segment {index}: a log-prob is NaN")
+        if segment.experts is not None:
+            tokens, rest = _tokens_of(segment.experts)
+            if rest or tokens > len(segment.token_ids):
+                raise EpisodeError(
+                    f"episode {episode.id}, segment {index}: experts of {tokens} tokens and {rest} bytes for "
+                    f"{len(segment.token_ids)} tokens"
+                )
+        if any(not p < math.inf for p in segment.logprobs):  # -inf is a probability of 0, which the gate knows
+            raise EpisodeError(f"episode {episode.id}, segment {index}: a log-prob is NaN or inf")
     if episode.stop_reason.trainable and episode.action_tokens == 0:
         raise EpisodeError(f"episode {episode.id}: no action token")
     return episode
+
+
+def _tokens_of(experts: Experts) -> tuple[int, int]:
+    """How many tokens the bytes are of, and how many bytes are left over."""
+    size = max(experts.layers, 0) * max(experts.top_k, 0) * (experts.bits // 8)
+    return divmod(len(experts.data), size) if size else (0, len(experts.data) + 1)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 
 from agent.engines.client import HttpEngine
-from agent.engines.launch import local_engine
-from agent.engines.local_loop import ModelLoop
-from agent.engines.local_model import SlotModel
-from agent.engines.local_scheduler import Generation
+from agent.engines.local.launch import local_engine
+from agent.engines.local.loop import ModelLoop
+from agent.engines.local.model import SlotModel
+from agent.engines.local.scheduler import Generation
 from agent.episode import SamplingParams
 
 Generate = Callable[[Sequence[int], int], Awaitable[Sequence[int]]]

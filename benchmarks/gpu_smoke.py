@@ -158,7 +158,7 @@ def write_model(folder: Path, size: Size) -> int:
     """A random Qwen3-MoE in bfloat16 as a model folder; returns its number of parameters."""
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-    import learner.models  # noqa: F401  (it turns the library's loading bars off)
+    import learner.model.loading  # noqa: F401  (it turns the library's loading bars off)
 
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
@@ -172,8 +172,8 @@ def write_model(folder: Path, size: Size) -> int:
 def chunk_lines(folder: Path, size: Size, device: torch.device) -> Iterator[Line]:
     """Log-probs and gradients in chunks against those of a single chunk, float32, and the memory of both."""
     from learner.config import ModelConfig
-    from learner.forward import PolicyForward
-    from learner.models import load_policy_model
+    from learner.model.forward import PolicyForward
+    from learner.model.loading import load_policy_model
 
     # float32 for a tight bound; a quarter of an episode keeps the single chunk small enough for any GPU.
     length = max(size.length // 4, 32)
@@ -223,7 +223,7 @@ def _steps(folder: Path, size: Size, device: torch.device, steps: int, recompute
     from accelerate import Accelerator
 
     from learner.config import parse_recipe
-    from learner.learner import Learner
+    from learner.run.learner import Learner
 
     torch.manual_seed(0)
     model = {"path": str(folder), "dtype": "bfloat16", "recompute_layers": recompute}
@@ -270,11 +270,11 @@ def _steps(folder: Path, size: Size, device: torch.device, steps: int, recompute
 
 def planned_bytes(recipe: Any) -> float:
     """What `learner.plan` counts for the learner's largest phase, without an engine."""
-    from learner import plan
+    from learner.plan.phases import make_plan
 
     apart = recipe.hardware.model_copy(update={"learner_gpus": 1, "engine_gpus": 1, "memory_gib": 1000.0})
-    rows = plan.make_plan(recipe.model_copy(update={"hardware": apart})).rows
-    return max(row.usage.total for row in rows if row.where != "engine GPUs")
+    rows = make_plan(recipe.model_copy(update={"hardware": apart})).rows
+    return max(row.usage.total for row in rows if row.kind != "engine GPUs")
 
 
 def recorded_episodes(size: Size, learner: Any) -> list[Any]:
@@ -282,7 +282,7 @@ def recorded_episodes(size: Size, learner: Any) -> list[Any]:
     import msgspec
 
     from agent.episode import Episode, Segment, StopReason
-    from learner.batch import build_batch
+    from learner.data.batch import build_batch
 
     rng = random.Random(0)
 

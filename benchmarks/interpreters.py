@@ -16,9 +16,9 @@ import time
 
 import psutil
 
+from sandboxes.backends import choose_backend
 from sandboxes.base import PythonSession
 from sandboxes.pool import PythonPool
-from sandboxes.probe import choose
 
 CELL = "from math import gcd\nsum(gcd(i, 12) for i in range(100))"
 
@@ -106,7 +106,9 @@ def main() -> None:
     parser.add_argument("--pause-ms", type=float, default=20.0, help="pause between the steady starts")
     given = parser.parse_args()
     asyncio.run(
-        measure(choose(given.backend), given.alive, given.starts, given.calls, given.spares, given.pause_ms / 1000)
+        measure(
+            choose_backend(given.backend), given.alive, given.starts, given.calls, given.spares, given.pause_ms / 1000
+        )
     )
 
 

@@ -4,7 +4,7 @@
     python benchmarks/learner_step.py --quick                             # about 20 seconds
     python benchmarks/learner_step.py --models tiny --lengths 512 --threads 2 --json step.json
 
-The step is the learner's own (`learner/learner.py`, `learner/sao.py`): a batch built from synthetic episodes, two
+The step is the learner's own (`learner/run/learner.py`, `learner/sao.py`): a batch built from synthetic episodes, two
 critic updates with frozen attention, values read again, advantages, one policy update; both optimisers move. The
 models are Qwen3-MoE with random weights, float32, on the CPU. Phases are timed from outside, by wrapping the public
 functions that a step calls. Each row runs in a fresh process, so that its peak of memory is its own.
@@ -61,7 +61,7 @@ SIZES = {
 
 # What a step calls, by the module that looks the name up, and the phase it belongs to.
 PHASES = (
-    ("learner.learner", "build_batch", "batch"),
+    ("learner.run.learner", "build_batch", "batch"),
     ("learner.sao", "update_critic", "critic"),
     ("learner.sao", "read_values", "values"),
     ("learner.sao", "compute_advantages", "advantages"),
@@ -153,10 +153,10 @@ def measure(case: Case) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    from learner.batch import bucket_by_length, padding_share
     from learner.config import ModelConfig, Recipe, TinyModelConfig
-    from learner.learner import Learner
-    from learner.tiny import build_config
+    from learner.data.buckets import bucket_by_length, micro_batch_tokens, padding_share
+    from learner.model.tiny import build_config
+    from learner.run.learner import Learner
 
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(case.threads)
@@ -188,7 +188,8 @@ def measure(case: Case) -> dict[str, Any]:
             raise RuntimeError(f"an optimiser stood still ({result.figures}): this would be no full step")
         lengths = batch.lengths.tolist()
         limits = recipe.learner
-        cut = bucket_by_length(lengths, max_tokens=limits.micro_batch_tokens, max_padding=limits.max_padding)
+        limit = micro_batch_tokens(limits.micro_batch_tokens, "cpu")
+        cut = bucket_by_length(lengths, max_tokens=limit, max_padding=limits.max_padding)
         padding.append(padding_share(lengths, cut))
         gated.append(result.figures["gate/share"])
         tokens += sum(lengths)

@@ -35,16 +35,18 @@ from typing import Any
 import torch
 from report import save_json, show
 
+from agent.child_processes import stop_child
 from agent.engines.base import Completion
 from agent.engines.client import HttpEngine
-from agent.engines.launch import launch_local, launch_vllm, stop_local
+from agent.engines.local.launch import launch_local
+from agent.engines.vllm.launch import launch_vllm
 from agent.engines.weight_stream import WeightStreamer
 from agent.episode import SamplingParams
 from learner.config import ModelConfig, TinyModelConfig
-from learner.forward import PolicyForward
-from learner.models import checkpoint_tensors, load_policy_model, save_policy_model
-from learner.parity import score
-from learner.tiny import write_tiny_model
+from learner.model.forward import PolicyForward
+from learner.model.loading import checkpoint_tensors, load_policy_model, save_policy_model
+from learner.model.tiny import write_tiny_model
+from learner.probes.parity_report import trainer_logprobs
 
 SHAPE = TinyModelConfig(heads=2, kv_heads=1, head_dim=32)
 LARGE = SHAPE.model_copy(update={"hidden_size": 1024, "layers": 4, "expert_width": 1024})
@@ -145,7 +147,7 @@ def difference(models: Sequence[Any], ended: Sequence[Request], most: int = 24) 
     policies, found = [PolicyForward(model) for model in models], []
     for request in [r for r in ended if len(set(r.completion.versions)) > 1][:most]:
         versions = request.completion.versions
-        scores = [score(policy, request.prompt, request.completion) for policy in policies]
+        scores = [trainer_logprobs(policy, request.prompt, request.completion) for policy in policies]
         for i, logprob in enumerate(request.completion.logprobs):
             if versions[i] > versions[0]:
                 found.append(abs(float(scores[versions[i] % 2][i]) - logprob))
@@ -183,7 +185,7 @@ async def measure(
         await running
     finally:
         await engine.close()
-        await stop_local(process)
+        await stop_child(process)
     found = figures_of(made[1:], load.ended)  # the first one pays for what is made once
     return {
         "engine": name,

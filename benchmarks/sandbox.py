@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import save_json, show
-from sandboxes import host_image
 from sandboxes.base import Limits
-from sandboxes.docker import DockerSandbox, DockerSettings
-from sandboxes.docker_engine import DockerEngine
-from sandboxes.docker_pool import DockerPool
+from sandboxes.docker import host_image
+from sandboxes.docker.engine import DockerEngine
+from sandboxes.docker.pool import DockerPool
+from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.settings import DockerSettings
 
 COMMAND = ["git", "--version"]
 COMMANDS_AN_EPISODE = 5

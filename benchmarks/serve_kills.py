@@ -135,8 +135,8 @@ def audit(folder: Path, given: Given) -> dict[str, Any]:
     with EpisodeReader(folder / "episodes.sqlite") as reader:
         rows: list[EpisodeRow] = []
         page = 0
-        while found := reader.list(EpisodeFilter(limit=10_000, offset=page * 10_000)):
-            rows, page = rows + found, page + 1
+        while more := reader.list(EpisodeFilter(limit=10_000, offset=page * 10_000)):
+            rows, page = rows + more, page + 1
         for row in rows:
             episode = decode(reader.get(row.id))
             for response, reward in zip(episode.metrics["responses"], episode.turn_rewards, strict=True):
@@ -171,14 +171,15 @@ def audit(folder: Path, given: Given) -> dict[str, Any]:
     }
 
 
-def sound(found: dict[str, Any]) -> bool:
+def sound(audited: dict[str, Any]) -> bool:
     """Whether nothing is lost and nothing was trained twice."""
-    states = found["states"]
+    states = audited["states"]
+    wrongs = ("lost", "responses_twice", "trained_twice", "trained_without_batch")
     return (
-        found["lost"] == found["responses_twice"] == found["trained_twice"] == found["trained_without_batch"] == 0
+        not any(audited[wrong] for wrong in wrongs)
         and set(states) <= {"ready", "trained"}
         and states.get("ready", 0) < BATCH
-        and found["checkpoint_episodes"] == states.get("trained", 0)
+        and audited["checkpoint_episodes"] == states.get("trained", 0)
     )
 
 
@@ -200,8 +201,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             seconds = await drain(served)
         finally:
             await served.kill()
-        found = await asyncio.to_thread(audit, served.folder, given)
-    return {"kills": options.kills, "versions_by_life": published, "drained_s": seconds, **found}
+        audited = await asyncio.to_thread(audit, served.folder, given)
+    return {"kills": options.kills, "versions_by_life": published, "drained_s": seconds, **audited}
 
 
 def main() -> int:
@@ -222,11 +223,11 @@ def main() -> int:
         parser.error("--kills and --clients must be positive")
     if options.quick:
         options.kills = min(options.kills, 2)
-    found = asyncio.run(run(options))
-    well = sound(found)
-    states = found["states"]
+    audited = asyncio.run(run(options))
+    well = sound(audited)
+    states = audited["states"]
     show(
-        f"{found['kills']} kills under load",
+        f"{audited['kills']} kills under load",
         [
             "accepted",
             "lost",
@@ -239,23 +240,23 @@ def main() -> int:
         ],
         [
             [
-                str(found["accepted"]),
-                str(found["lost"]),
-                str(found["responses_twice"]),
-                str(found["trained_twice"]),
+                str(audited["accepted"]),
+                str(audited["lost"]),
+                str(audited["responses_twice"]),
+                str(audited["trained_twice"]),
                 str(states.get("trained", 0)),
                 str(states.get("ready", 0)),
-                str(found["checkpoint_episodes"]),
-                f"{found['unanswered']} / {found['unanswered_in_store']}",
+                str(audited["checkpoint_episodes"]),
+                f"{audited['unanswered']} / {audited['unanswered_in_store']}",
             ]
         ],
         [
-            "sound" if well else f"NOT SOUND: {found}",
-            f"versions in each life: {found['versions_by_life']}; batches: {found['claims']}; "
-            f"trained at last in {found['drained_s']:.0f} s",
+            "sound" if well else f"NOT SOUND: {audited}",
+            f"versions in each life: {audited['versions_by_life']}; batches: {audited['claims']}; "
+            f"trained at last in {audited['drained_s']:.0f} s",
         ],
     )
-    save_json(options.json, found)
+    save_json(options.json, audited)
     return 0 if well else 1
 
 

@@ -109,8 +109,8 @@ async def _follow(stream: aiohttp.StreamReader, ends: dict[int, float]) -> None:
 
 def longest(replies: Sequence[Reply], begin: float, end: float) -> float | None:
     """The longest gap of a stream that touches begin..end; None if no stream was under way."""
-    found = [b - a for reply in replies for a, b in reply.gaps if a < end and b > begin]
-    return max(found, default=None)
+    gaps = [b - a for reply in replies for a, b in reply.gaps if a < end and b > begin]
+    return max(gaps, default=None)
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
@@ -126,12 +126,12 @@ def figures_of(
     done = [reply for reply in load.replies if reply.pieces and begin <= reply.pieces[-1] < end]
     gaps = [b - a for reply in done for a, b in reply.gaps]
     first = [reply.pieces[0] - reply.sent for reply in done]
-    during = [found for a, b in windows if (found := longest(load.replies, a, b)) is not None]
+    during = [gap for a, b in windows if (gap := longest(load.replies, a, b)) is not None]
     outside = []
     for (_, last), (following, after) in itertools.pairwise(windows):
         middle, half = (last + following) / 2, (after - following) / 2
-        if last < middle - half and (found := longest(load.replies, middle - half, middle + half)) is not None:
-            outside.append(found)
+        if last < middle - half and (gap := longest(load.replies, middle - half, middle + half)) is not None:
+            outside.append(gap)
     return {
         "seconds": end - begin,
         "answers": len(done),

@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from agent.engines.launch import log_tail
+from agent.child_processes import log_tail
 from agent.simulate.processes import cold_start
 from envs.style_shift.prompts import tasks
 
@@ -158,5 +158,5 @@ async def judge(http: aiohttp.ClientSession, url: str, reply: Reply, reward: flo
 async def get(http: aiohttp.ClientSession, url: str, path: str) -> dict[str, Any]:
     """A JSON page of the server."""
     async with http.get(url + path) as answer:
-        found: dict[str, Any] = await answer.json()
-        return found
+        page: dict[str, Any] = await answer.json()
+        return page

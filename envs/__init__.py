@@ -11,26 +11,10 @@ is loaded before an environment is made. `make_core` makes the asynchronous core
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 from _sao_gymnasium_hook import ENVIRONMENTS, install
 from envs.core import AsyncEnv, EnvironmentFault
+from envs.making import make_core
 
 __all__ = ["ENVIRONMENTS", "AsyncEnv", "EnvironmentFault", "make_core"]
 
 install()
-
-
-def make_core(env_id: str, **kwargs: Any) -> AsyncEnv:
-    """Make the asynchronous core of a registered environment, e.g. `make_core("sao/PythonTIR-v0", max_turns=8)`.
-
-    Raises `ValueError` for an unknown id and `TypeError` for an argument that the environment does not take. It
-    must be used from one event loop, and closed with `await core.aclose()`.
-    """
-    target = ENVIRONMENTS.get(env_id.removeprefix("envs:"))
-    if target is None:
-        raise ValueError(f"unknown environment {env_id!r}; known: {', '.join(sorted(ENVIRONMENTS))}")
-    module, _, name = target.partition(":")
-    core: AsyncEnv = getattr(importlib.import_module(module), name)(**kwargs)
-    return core

@@ -11,10 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from envs.tool_calls import ToolFormat
+
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
-TRUNCATIONS = ("turns", "context", "wall_clock")
-"""The values of `info["truncation"]` where an episode was truncated."""
+Message = dict[str, Any]
+"""One chat message: role and content, maybe tool_calls or tool_call_id."""
+
+TRUNCATIONS = ("turns", "context", "wall_clock", "turn_tokens")
+"""The values of `info["truncation"]` where an episode was truncated: too many turns, the context full, out of time,
+one turn too long."""
 
 
 class EnvironmentFault(RuntimeError):
@@ -28,7 +34,12 @@ class AsyncEnv(ABC):
     tool schemas, maybe empty), `task_id` and `segment == "prompt"`. `info` of `astep` holds `messages` (what the
     step adds after the action: tool or user messages, empty at the end), `segment == "observation"`, and after a
     truncation `truncation`, one of `TRUNCATIONS`. The end of an episode may add figures under `metrics`.
+
+    `tool_format` is the form in which the policy writes tool calls (`envs.tool_calls`). Whoever runs an episode sets it
+    before `areset`, from the model's chat template; an environment that reads calls reads them in this form.
     """
+
+    tool_format: ToolFormat = "hermes"
 
     @property
     @abstractmethod

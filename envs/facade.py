@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 import gymnasium
 
-from envs import make_core
 from envs.core import AsyncEnv, EnvironmentFault
+from envs.making import make_core
 from envs.spaces import Unicode
 
 T = TypeVar("T")

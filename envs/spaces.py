@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
+from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
 from gymnasium.vector.utils import (
     create_empty_array,
     create_shared_memory,
@@ -98,6 +99,30 @@ class SharedTexts(Sequence[str]):
 
     def __repr__(self) -> str:
         return f"SharedTexts({tuple(self)!r})"
+
+
+# As for Gymnasium's own spaces without a fixed shape: a text is its own flat form, so that a `Dict` or `Tuple` with
+# texts among numbers can be flattened, and what has no number of dimensions says why.
+
+
+@flatten_space.register(Unicode)
+def _flatten_text_space(space: Unicode) -> Unicode:
+    return space
+
+
+@flatten.register(Unicode)
+def _flatten_text(space: Unicode, x: str) -> str:  # type: ignore[misc]
+    return x
+
+
+@unflatten.register(Unicode)
+def _unflatten_text(space: Unicode, x: str) -> str:  # type: ignore[misc]
+    return x
+
+
+@flatdim.register(Unicode)
+def _text_has_no_dimensions(space: Unicode) -> int:
+    raise ValueError(f"{space} has no flat array of numbers: its texts have any length. Tokenize them first")
 
 
 @create_empty_array.register(Unicode)

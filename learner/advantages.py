@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from learner.baselines import RunningMeanBaseline
-from learner.statistics import explained_variance
-from learner.tensors import as_mask, compute_dtype, require_rows, require_shape, scan_dtype
+from learner.maths.statistics import explained_variance
+from learner.maths.tensors import as_mask, compute_dtype, require_rows, require_shape, scan_dtype
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
 
 __all__ = [
+    "CreditInputs",
     "RunningMeanBaseline",
     "episode_rewards",
     "explained_variance",
@@ -43,6 +45,28 @@ __all__ = [
 ]
 
 _MAX_LOG_RATIO = 80.0  # exp(80) is finite in float32 and beyond any ratio that means something
+
+
+@dataclass(frozen=True)
+class CreditInputs:
+    """What an advantage or a value target may depend on; each baseline reads what it needs, and says what is missing.
+
+    rewards, values, logprobs and rollout_logprobs float[B,T]; action_mask [B,T]; turn_ids int[B,T]; bootstrap float[B].
+    `group_ids` [B]: episodes of one prompt, all of them in this call. `prompt_ids` [B]: for a running mean that is kept
+    per prompt. `task_ids` [B]: the kind of task of each episode. `values` count as constants.
+    """
+
+    rewards: Float[Tensor, "B T"]
+    action_mask: Shaped[Tensor, "B T"]
+    values: Float[Tensor, "B T"] | None = None
+    turn_ids: Int[Tensor, "B T"] | None = None
+    logprobs: Float[Tensor, "B T"] | None = None
+    rollout_logprobs: Float[Tensor, "B T"] | None = None
+    bootstrap: Float[Tensor, " B"] | None = None
+    group_ids: Int[Tensor, " B"] | Sequence[Hashable] | None = None
+    prompt_ids: Sequence[str | int] | None = None
+    task_ids: Int[Tensor, " B"] | Sequence[Hashable] | None = None
+    running_mean: RunningMeanBaseline | None = None
 
 
 class _Actions(NamedTuple):

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from learner.tensors import as_mask, compute_dtype, read, require_shape
+from learner.maths.aggregation import Aggregation, aggregate
+from learner.maths.tensors import as_mask, compute_dtype, read, require_shape
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Shaped
+    from jaxtyping import Bool, Float, Int8, Shaped
 
-Aggregation = Literal["token_mean", "sequence_mean"]
 Denominator = Literal["action", "trusted"]
 
 # Beyond e^20 a ratio says only "elsewhere"; holding it there keeps loss and gradient finite where nothing else does.
@@ -38,11 +38,30 @@ class PolicyLoss:
 
     `metrics` always holds `action_tokens`; `gated_low` and `gated_high`, the tokens whose ratio left the trusted range
     below or above and whose gradient is therefore 0; and `nonfinite`, the action tokens that were left out because a
-    log-prob or an advantage of theirs is not finite (in neither gated count).
+    log-prob or an advantage of theirs is not finite (in neither gated count). `gate` says the same token by token.
     """
 
     loss: Float[Tensor, ""]
     metrics: dict[str, int]
+    gate: Gate | None = None
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What a policy loss may depend on, float[B,T] and a mask [B,T]; `normalizer` as above.
+
+    `old_logprobs`, the learner's own at the start of the step, are needed by the losses with an old policy.
+    `trusted_normalizer` stands in for `normalizer` where only trusted tokens are counted: their number, or that of
+    episodes for `sequence_mean`, in the global batch.
+    """
+
+    logprobs: Float[Tensor, "B T"]
+    rollout_logprobs: Float[Tensor, "B T"]
+    advantages: Float[Tensor, "B T"]
+    action_mask: Shaped[Tensor, "B T"]
+    old_logprobs: Float[Tensor, "B T"] | None = None
+    normalizer: float | None = None
+    trusted_normalizer: float | None = None
 
 
 class Gate(NamedTuple):
@@ -52,6 +71,10 @@ class Gate(NamedTuple):
     low: Bool[Tensor, "B T"]
     high: Bool[Tensor, "B T"]
     nonfinite: Bool[Tensor, "B T"]
+
+    def codes(self) -> Int8[Tensor, "B T"]:
+        """What happened to each token as one number: 0 trusted (or no action), -1 low, 1 high, 2 not finite."""
+        return self.high.to(torch.int8) - self.low.to(torch.int8) + 2 * self.nonfinite.to(torch.int8)
 
 
 def log_bounds(eps_low: float, eps_high: float) -> tuple[float, float]:
@@ -124,8 +147,8 @@ def dis_policy_loss(
     log_ratio = read(logprobs.detach(), gate.trusted, dtype) - read(rollout_logprobs.detach(), gate.trusted, dtype)
     weight = read(log_ratio.clamp(max=_MAX_LOG_RATIO).exp(), gate.trusted, dtype)
     terms = -weight * read(advantages.detach(), gate.trusted, dtype) * read(logprobs, gate.trusted, dtype)
-    loss = _aggregate(terms, mask, gate.trusted if denominator == "trusted" else mask, aggregation, normalizer)
-    return PolicyLoss(loss, _metrics(mask, gate.low, gate.high, gate.nonfinite | (mask & ~usable)))
+    loss = aggregate(terms, mask, gate.trusted if denominator == "trusted" else mask, aggregation, normalizer)
+    return _judged(loss, mask, gate.low, gate.high, gate.nonfinite | (mask & ~usable))
 
 
 def ppo_clip_loss(
@@ -154,8 +177,8 @@ def ppo_clip_loss(
     dtype = compute_dtype(logprobs)
     log_ratio = read(logprobs, usable, dtype) - read(old_logprobs.detach(), usable, dtype)
     surrogate = _clipped_surrogate(log_ratio, read(advantages.detach(), usable, dtype), eps_low, eps_high)
-    loss = _aggregate(surrogate.terms, mask, mask, aggregation, normalizer)
-    return PolicyLoss(loss, _metrics(mask, surrogate.low, surrogate.high, mask & ~usable))
+    loss = aggregate(surrogate.terms, mask, mask, aggregation, normalizer)
+    return _judged(loss, mask, surrogate.low, surrogate.high, mask & ~usable)
 
 
 def gspo_loss(
@@ -190,8 +213,8 @@ def gspo_loss(
     # `current - current.detach()` is 0 in value and gives each token its own gradient.
     log_ratio = sequence_log_ratio.clamp(max=_MAX_LOG_RATIO) + (current - current.detach())
     surrogate = _clipped_surrogate(log_ratio, read(advantages.detach(), usable, dtype), eps_low, eps_high)
-    loss = _aggregate(surrogate.terms, mask, mask, aggregation, normalizer)
-    return PolicyLoss(loss, _metrics(mask, surrogate.low, surrogate.high, mask & ~usable))
+    loss = aggregate(surrogate.terms, mask, mask, aggregation, normalizer)
+    return _judged(loss, mask, surrogate.low, surrogate.high, mask & ~usable)
 
 
 def icepop_loss(
@@ -232,8 +255,8 @@ def icepop_loss(
     weight = read(mismatch.clamp(max=_MAX_LOG_RATIO).exp(), kept, dtype)
     log_ratio = read(logprobs, kept, dtype) - read(old, kept, dtype)
     surrogate = _clipped_surrogate(log_ratio, read(advantages.detach(), kept, dtype), eps_low, eps_high)
-    loss = _aggregate(weight * surrogate.terms, mask, mask, aggregation, normalizer)
-    return PolicyLoss(loss, _metrics(mask, below, above, mask & ~usable, clipped=surrogate.low | surrogate.high))
+    loss = aggregate(weight * surrogate.terms, mask, mask, aggregation, normalizer)
+    return _judged(loss, mask, below, above, mask & ~usable, clipped=surrogate.low | surrogate.high)
 
 
 def reinforce_loss(
@@ -254,9 +277,7 @@ def reinforce_loss(
     dtype = compute_dtype(logprobs)
     terms = -read(advantages.detach(), usable, dtype) * read(logprobs, usable, dtype)
     none = torch.zeros_like(mask)
-    return PolicyLoss(
-        _aggregate(terms, mask, mask, aggregation, normalizer), _metrics(mask, none, none, mask & ~usable)
-    )
+    return _judged(aggregate(terms, mask, mask, aggregation, normalizer), mask, none, none, mask & ~usable)
 
 
 def masked_value_loss(
@@ -274,7 +295,7 @@ def masked_value_loss(
     require_shape(mask, values=values, returns=returns)
     dtype = compute_dtype(values)
     error = read(values, mask, dtype) - read(returns.detach(), mask, dtype)
-    return _aggregate(error**2, mask, mask, "token_mean", normalizer)
+    return aggregate(error**2, mask, mask, "token_mean", normalizer)
 
 
 class _Surrogate(NamedTuple):
@@ -305,35 +326,16 @@ def _usable(mask: Bool[Tensor, "B T"], *inputs: Float[Tensor, "B T"]) -> Bool[Te
     return mask
 
 
-def _aggregate(
-    terms: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    counted: Bool[Tensor, "B T"],
-    aggregation: str,
-    normalizer: float | None,
-) -> Float[Tensor, ""]:
-    """Sum of `terms` over tokens, or of each row's mean over its `counted` tokens, divided by `normalizer`."""
-    if aggregation == "token_mean":
-        total, here = terms.sum(), counted.sum()
-    elif aggregation == "sequence_mean":
-        total, here = (terms.sum(1) / counted.sum(1).clamp(min=1)).sum(), mask.any(1).sum()
-    else:
-        raise ValueError(f"aggregation is {aggregation!r}, expected 'token_mean' or 'sequence_mean'")
-    if normalizer is None:
-        return total / here.clamp(min=1)
-    if not 0 <= normalizer < math.inf:
-        raise ValueError(f"normalizer is {normalizer}, expected a finite count of at least 0")
-    return total / normalizer if normalizer > 0 else total * 0.0
-
-
-def _metrics(
+def _judged(
+    loss: Float[Tensor, ""],
     mask: Bool[Tensor, "B T"],
     low: Bool[Tensor, "B T"],
     high: Bool[Tensor, "B T"],
     nonfinite: Bool[Tensor, "B T"],
     **others: Bool[Tensor, "B T"],
-) -> dict[str, int]:
-    """Counts of each mask, fetched from the device in one transfer."""
+) -> PolicyLoss:
+    """The loss with what it thought of every token, and counts of each mask, fetched in one transfer."""
     masks = {"action_tokens": mask, "gated_low": low, "gated_high": high, "nonfinite": nonfinite, **others}
     counts = torch.stack([m.sum() for m in masks.values()]).tolist()
-    return dict(zip(masks, counts, strict=True))
+    gate = Gate(mask & ~low & ~high & ~nonfinite, low, high, nonfinite)
+    return PolicyLoss(loss, dict(zip(masks, counts, strict=True)), gate)

@@ -1,144 +1,175 @@
-"""The start-up gate: trainer and engine must give the same tokens the same log-probs, or every ratio is wrong.
+"""Compare a running engine with the trainer: do both give the same tokens the same log-probs?
 
-On demand: `python -m learner.parity --engine URL --model PATH`, see `learner/parity_command.py`.
+python -m learner.parity --engine http://127.0.0.1:8000 --model runs/tir_tiny/final --temperature 0.7
+python -m learner.parity --engine http://127.0.0.1:8000 --model /models/qwen3-4b --dtype bfloat16 --threshold 0.02
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from rich.console import Console
+from rich.table import Table
 
-from agent.engines.base import Completion, Engine
+from agent.chat.renderer import ChatRenderer
+from agent.engines.base import Completion
+from agent.engines.client import HttpEngine
 from agent.episode import SamplingParams
-from learner.forward import PolicyForward
+from learner.config import ModelConfig
+from learner.faults import LearnerFault
+from learner.losses import log_bounds
+from learner.model.forward import PolicyForward
+from learner.model.loading import load_policy_model
+from learner.probes.parity_report import Measure, ParityReport, compare, sample
+from learner.run.cli import guarded
 
-Measure = Literal["mean", "max"]
-"""Which of the differences is held against the threshold."""
+# Short and long, plain and odd: what the engine is asked to continue.
+QUESTIONS = (
+    "What is 17 * 23?",
+    "How many primes are there below 100? Use Python if you like.",
+    "Find the last three digits of 7^2025 and explain each step in one sentence.",
+    "Translate into French: the train leaves at half past nine.",
+    "x^2 - 5x + 6 = 0",
+    "Write a haiku about a sorted list.",
+    "1 2 3 5 8 13 21 34 55 89: what comes next, and why? " * 4,
+    "def f(n):\n    return n if n < 2 else f(n - 1) + f(n - 2)\n\nWhat is f(12)?",
+)
 
-_TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5, 2.0)
+_LIMIT_S = 600.0  # a large model on a busy CPU takes minutes for its first tokens
 
 
-@dataclass(frozen=True)
-class ParityReport:
-    """Absolute differences of log-probs over `tokens` sampled tokens, and what they would do to the gate.
+def build_prompts(renderer: ChatRenderer, count: int) -> list[list[int]]:
+    """`count` prompts as token ids, laid out by the model's own chat template."""
+    chosen = [QUESTIONS[i % len(QUESTIONS)] for i in range(count)]
+    return [list(renderer.start([{"role": "user", "content": text}], None).token_ids) for text in chosen]
 
-    `*_ratio_error` are those of |ratio - 1|, the ratio being exp(trainer's log-prob - engine's).
+
+def check_versions(completions: list[Completion]) -> int:
+    """The one policy version that sampled all tokens.
+
+    Raises `LearnerFault` where weights were swapped meanwhile: there is nothing to compare then.
     """
-
-    version: int
-    tokens: int
-    max_difference: float
-    mean_difference: float
-    p99_difference: float
-    max_ratio: float
-    gated_share: float
-    cause: str = ""
-    max_ratio_error: float = 0.0
-    mean_ratio_error: float = 0.0
-    p99_ratio_error: float = 0.0
-
-    def worst(self, measure: Measure) -> float:
-        """The difference that `measure` names."""
-        return self.max_difference if measure == "max" else self.mean_difference
-
-    def __str__(self) -> str:
-        text = (
-            f"parity at version {self.version} over {self.tokens} tokens: |difference| max {self.max_difference:.2e}, "
-            f"mean {self.mean_difference:.2e}, p99 {self.p99_difference:.2e}; ratio max {self.max_ratio:.4f}; "
-            f"gated {self.gated_share:.3%}"
+    versions = sorted({version for completion in completions for version in completion.versions})
+    if len(versions) != 1:
+        raise LearnerFault(
+            f"the engine sampled under versions {', '.join(map(str, versions)) or 'none'}: no one set of weights can "
+            "be compared with the model. Stop whoever publishes, and run this again"
         )
-        return text + (f". Likely cause: {self.cause}" if self.cause else "")
+    return versions[0]
 
 
-async def sample(
-    engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, timeout_s: float = 60.0
-) -> list[Completion]:
-    """One completion a prompt, all at once."""
-    return list(await asyncio.gather(*(engine.generate(p, sampling, timeout_s=timeout_s) for p in prompts)))
-
-
-@torch.no_grad()
-def score(policy: PolicyForward, prompt: Sequence[int], completion: Completion) -> Tensor:
-    """The trainer's log-probs float32[n] of the completion's tokens."""
-    device = next(policy.parameters()).device
-    ids = torch.tensor([[*prompt, *completion.token_ids]], device=device)
-    mask = torch.zeros_like(ids, dtype=torch.bool)
-    mask[0, len(prompt) :] = True
-    return policy(ids, mask)[0][0, len(prompt) :].float().cpu()
-
-
-def compare(
-    policy: PolicyForward,
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Completion],
+async def measure_parity(
+    url: str,
+    model: Path,
     *,
+    config: ModelConfig,
+    temperature: float,
+    tokens: int,
+    prompts: int,
     bounds: tuple[float, float],
     threshold: float,
-    measure: Measure = "mean",
+    measure: Measure,
 ) -> ParityReport:
-    """Score what the engine sampled with the trainer; `bounds` are the gate's in log space.
+    """Let the engine at `url` sample, and score its tokens with the model in the folder `model`.
 
-    Names the likely cause where the mean (or max) difference is above `threshold`.
+    Raises `EngineFault` if the engine does not answer, `RecipeError` if there is no model, `LearnerFault` where the
+    two cannot be compared.
     """
-    engine = torch.tensor([p for c in completions for p in c.logprobs])
-    trainer = torch.cat([score(policy, p, c) for p, c in zip(prompts, completions, strict=True)])
-    log_ratio = trainer - engine
-    difference = log_ratio.abs()
-    mean = float(difference.mean())
-    ratio_error = log_ratio.exp().sub(1.0).abs()
-    cause = ""
-    if not float(difference.max() if measure == "max" else mean) <= threshold:
-        cause = _likely_cause(policy, prompts, completions, engine, mean)
-    return ParityReport(
-        version=max(v for c in completions for v in c.versions),
-        tokens=len(engine),
-        max_difference=float(difference.max()),
-        mean_difference=mean,
-        p99_difference=float(difference.quantile(0.99)),
-        max_ratio=float(log_ratio.max().exp()),
-        gated_share=float(((log_ratio <= bounds[0]) | (log_ratio >= bounds[1])).float().mean()),
-        cause=cause,
-        max_ratio_error=float(ratio_error.max()),
-        mean_ratio_error=float(ratio_error.mean()),
-        p99_ratio_error=float(ratio_error.quantile(0.99)),
+    engine = HttpEngine(url)
+    try:
+        await engine.health()  # before minutes are spent on loading the model
+        loaded = await asyncio.to_thread(load_policy_model, model, config)
+        renderer = await asyncio.to_thread(ChatRenderer.from_pretrained, model)
+        asked = build_prompts(renderer, prompts)
+        sampling = SamplingParams(temperature=temperature, max_tokens=tokens, stop_token_ids=renderer.stop_token_ids)
+        completions = await sample(engine, asked, sampling, timeout_s=_LIMIT_S)
+    finally:
+        await engine.close()
+    check_versions(completions)
+    vocabulary = loaded.get_input_embeddings().num_embeddings
+    largest = max(token for completion in completions for token in completion.token_ids)
+    if largest >= vocabulary:
+        raise LearnerFault(
+            f"the engine sampled token {largest}, and the model in {model} has {vocabulary} tokens: the engine serves "
+            "another model"
+        )
+    policy = PolicyForward(loaded.to("cuda" if torch.cuda.is_available() else "cpu"), temperature=temperature)
+    return await asyncio.to_thread(
+        compare, policy, asked, completions, bounds=bounds, threshold=threshold, measure=measure
     )
 
 
-def _likely_cause(
-    policy: PolicyForward,
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Completion],
-    engine: Tensor,
-    mean: float,
-) -> str:
-    if any(isinstance(m, torch.nn.Dropout) and m.training and m.p > 0 for m in policy.modules()):
-        return "dropout is on in the trainer: call model.eval()"
-    own = policy.temperature
+def report_table(report: ParityReport) -> Table:
+    """The figures of a report: a row for log-probs, a row for ratios."""
+    table = Table(title=f"{report.tokens} tokens at version {report.version}", title_justify="left")
+    for column in ("", "max", "mean", "p99"):
+        table.add_column(column, justify="right" if column else "left")
+    rows = (
+        ("|difference| of log-probs", report.max_difference, report.mean_difference, report.p99_difference),
+        ("|ratio - 1|", report.max_ratio_error, report.mean_ratio_error, report.p99_ratio_error),
+    )
+    for name, *figures in rows:
+        table.add_row(name, *(f"{figure:.3e}" for figure in figures))
+    return table
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; see `--help`. Exit code 0: they agree; 1: they don't, or could not be compared."""
+    description, _, example = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m learner.parity",
+        description=description,
+        epilog="example:\n" + example,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--engine", required=True, metavar="URL", help="a running engine")
+    parser.add_argument("--model", required=True, type=Path, metavar="PATH", help="the folder that it should serve")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of sampling and scoring (default 1)")
+    parser.add_argument("--tokens", type=int, default=64, help="most tokens a prompt (default 64)")
+    parser.add_argument("--prompts", type=int, default=len(QUESTIONS), help="how many prompts (default 8)")
+    parser.add_argument("--threshold", type=float, help="default 1e-4 for float32, 0.05 for bfloat16")
+    parser.add_argument("--measure", choices=("mean", "max"), default="mean", help="held against it (default mean)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the trainer")
+    parser.add_argument("--eps-low", type=float, default=0.3, help="the gate's lower bound (default 0.3)")
+    parser.add_argument("--eps-high", type=float, default=5.0, help="the gate's upper bound (default 5)")
+    given = parser.parse_args(argv)
+    if given.temperature <= 0 or given.tokens < 1 or given.prompts < 1:
+        parser.error("--temperature must be above 0, --tokens and --prompts at least 1")
     try:
-        for factor in _TEMPERATURES:
-            policy.temperature = own * factor
-            found = torch.cat([score(policy, p, c) for p, c in zip(prompts, completions, strict=True)])
-            if float((found - engine).abs().mean()) < 0.1 * mean:
-                return (
-                    f"temperature: the engine's log-probs fit a temperature of {own * factor:.2g}, the trainer uses "
-                    f"{own:.2g}; start the engine with processed log-probs, or set runtime.sampling.temperature"
-                )
-    finally:
-        policy.temperature = own
-    trainer = torch.cat([score(policy, p, c) for p, c in zip(prompts, completions, strict=True)])
-    if bool((engine >= trainer - 1e-4).all()):
-        return "truncated sampling (top-p, top-k): every engine log-prob is at least the trainer's; turn it off"
-    if mean < 0.05:
-        return "dtype: engine and trainer compute in different precisions; use the same, or float32 for the router"
-    return "different weights or another model: is the engine serving the version that the trainer holds?"
+        bounds = log_bounds(given.eps_low, given.eps_high)
+    except ValueError as error:
+        parser.error(str(error))
+    threshold = given.threshold if given.threshold is not None else 1e-4 if given.dtype == "float32" else 0.05
+
+    def body() -> int:
+        report = asyncio.run(
+            measure_parity(
+                given.engine,
+                given.model,
+                config=ModelConfig(path=given.model, dtype=given.dtype),
+                temperature=given.temperature,
+                tokens=given.tokens,
+                prompts=given.prompts,
+                bounds=bounds,
+                threshold=threshold,
+                measure=given.measure,
+            )
+        )
+        console = Console()
+        console.print(report_table(report))
+        console.print(f"the gate would drop {report.gated_share:.3%} of the tokens", highlight=False)
+        if report.worst(given.measure) <= threshold:
+            return 0
+        raise LearnerFault(
+            f"engine and trainer disagree: {given.measure} difference {report.worst(given.measure):.2e} is above "
+            f"{threshold:g}. Likely cause: {report.cause}"
+        )
+
+    return guarded(body)
 
 
 if __name__ == "__main__":
-    from learner.parity_command import main
-
     raise SystemExit(main())

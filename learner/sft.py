@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import random
 import shutil
@@ -19,45 +18,26 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from agent.chat import ChatRenderer
+from agent.runtime.settings import EnvConfig
 from envs import make_core
-from learner.batch import PAD
-from learner.cli import command
+from envs.core import Message
+from envs.python_tir.traces import write_traces
 from learner.config import Recipe, RecipeError, SFTConfig
-from learner.display import Display
-from learner.forward import PolicyForward
-from learner.models import load_policy_model, save_policy_model
-from learner.ranks import make_accelerator, share, share_result
-from learner.style_traces import has_script, style_traces
-from learner.swe_traces import has_recorded, swe_traces
-from learner.tiny import write_tiny_model
-from learner.traces import Message, write_traces
-from learner.trainee import Trainee
-
-Example = tuple[Tensor, Tensor]
-"""Token ids int64[T] and the action mask bool[T] of one trace."""
+from learner.data.batch import PAD
+from learner.data.traces import Example, encode_trace, read_traces, script_for
+from learner.model.finite import require_finite
+from learner.model.forward import PolicyForward
+from learner.model.loading import load_policy_model, save_policy_model
+from learner.model.tiny import write_tiny_model
+from learner.model.trainee import Trainee
+from learner.parallel.collectives import share, share_result
+from learner.parallel.layout import layout_of
+from learner.parallel.ranks import make_accelerator
+from learner.run.cli import command
+from learner.run.display import Display
 
 Phase = tuple[list[list[Message]], int]
 """Traces, and how many updates to make on them."""
-
-
-def encode_trace(messages: Sequence[Message], renderer: ChatRenderer) -> Example:
-    """Tokens of one trace exactly as the runtime would have laid them out, with a mask over the actions."""
-    first = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
-    ids = list(renderer.start(list(messages[:first]), None).token_ids)
-    mask = [False] * len(ids)
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        action = renderer.encode_action(message["content"])
-        ids += action
-        mask += [True] * len(action)
-        following = [m for m in messages[i + 1 : i + 2] if m["role"] != "assistant"]
-        if following:
-            observation = renderer.extend(list(messages[: i + 1]), action, following, None).token_ids
-            ids += observation
-            mask += [False] * len(observation)
-    return torch.tensor(ids), torch.tensor(mask)
 
 
 def batches(examples: Sequence[Example], size: int, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -86,22 +66,27 @@ def fit(
     seed: int,
     progress: Callable[..., None],
     micro_batch_rows: int | None = None,
+    discard_limit: int = 5,
 ) -> None:
-    """Minimise the negative log-likelihood of the action tokens, `steps` updates."""
-    accelerator = policy.accelerator
+    """Minimise the negative log-likelihood of the action tokens, `steps` updates.
+
+    One whose gradient or loss is not finite is discarded; a `LearnerFault` after `discard_limit` in a row.
+    """
+    accelerator, layout = policy.accelerator, layout_of(policy.accelerator)
     for input_ids, mask in batches(examples, batch_size, steps, seed):
-        own = slice(accelerator.process_index, None, accelerator.num_processes)
-        rows = -(-batch_size // accelerator.num_processes)
-        parts = micro_batches(input_ids[own], mask[own], rows=rows, size=micro_batch_rows)
+        dealt = slice(layout.data_rank(accelerator.process_index), None, layout.data_ranks)  # this rank's rows
+        rows = -(-batch_size // layout.data_ranks)
+        parts = micro_batches(input_ids[dealt], mask[dealt], rows=rows, size=micro_batch_rows)
         total = 0.0
         for i, (ids, actions) in enumerate(parts):
             with contextlib.nullcontext() if i == len(parts) - 1 else accelerator.no_sync(policy.module):
-                logprobs, _ = policy.module(ids.to(accelerator.device), actions.to(accelerator.device))
-                # Of the global batch, divided by the world because gradients are averaged over it.
-                loss = -logprobs.sum() * accelerator.num_processes / mask.sum().clamp(min=1)
-                accelerator.backward(loss)
+                logprobs, _ = policy.module(ids.to(accelerator.device), actions.to(accelerator.device), False)
+                # Of the global batch, divided by the number of ranks that gradients are averaged over.
+                loss = -logprobs.sum() * layout.averaged_over / mask.sum().clamp(min=1)
+                policy.add_gradients(loss)
             total += float(loss.detach())
         policy.step()
+        policy.require_progress(discard_limit, "cold start")
         progress(1, loss=total)
 
 
@@ -109,10 +94,11 @@ def micro_batches(input_ids: Tensor, mask: Tensor, *, rows: int, size: int | Non
     """Cut a rank's part [b,T] into pieces of `size` rows (None: one piece), each as wide as its longest trace.
 
     `rows` is the largest b of all ranks: every rank gets as many pieces as it, with an empty mask where its own rows
-    have ended, so that no rank skips a collective.
+    have ended, so that no rank skips a collective. That holds too where it has none at all.
     """
+    blank = torch.full((1, 2), PAD, dtype=input_ids.dtype), torch.zeros(1, 2, dtype=torch.bool)
     if size is None:
-        return [(input_ids, mask)]
+        return [(input_ids, mask) if len(input_ids) else blank]
     pieces = []
     for start in range(0, rows, size):
         ids, actions = input_ids[start : start + size], mask[start : start + size]
@@ -120,28 +106,48 @@ def micro_batches(input_ids: Tensor, mask: Tensor, *, rows: int, size: int | Non
             width = int(actions.any(0).nonzero().max()) + 1 if bool(actions.any()) else 2
             pieces.append((ids[:, :width], actions[:, :width]))
         else:
-            pieces.append((input_ids[:1, :2], torch.zeros_like(mask[:1, :2])))
+            pieces.append(blank)
     return pieces
 
 
 async def collect_traces(
     recipe: Recipe, config: SFTConfig, display: Display
 ) -> tuple[list[list[Message]], list[list[Message]]]:
-    """The clean traces and the imperfect ones, over the first training tasks of the recipe's environment."""
-    if has_script(recipe.env.id, recipe.env.kwargs):
-        clean = list(style_traces(config.clean_traces, bad=0.0, seed=recipe.seed + 1))
-        return clean, list(style_traces(config.imperfect_traces, bad=config.error_rate, seed=recipe.seed + 2))
-    if has_recorded(recipe.env.id, recipe.env.kwargs):
-        clean = list(swe_traces(config.clean_traces, bad=0.0, seed=recipe.seed + 1))
-        return clean, list(swe_traces(config.imperfect_traces, bad=config.error_rate, seed=recipe.seed + 2))
-    env = make_core(recipe.env.id, **recipe.env.kwargs)
-    sandbox = str(recipe.env.kwargs.get("sandbox", "auto"))
+    """The clean traces and the imperfect ones, over the first training tasks of the recipe's environment.
+
+    Of several environments each gives its share of both, by weight.
+    """
+    weights = {one.name: one.weight for one in recipe.environments} or {"": 1.0}
+    envs = [one.env for one in recipe.environments] or [recipe.env]
+    clean, imperfect = list[list[Message]](), list[list[Message]]()
+    for env, weight in zip(envs, weights.values(), strict=True):
+        part = weight / sum(weights.values())
+        own = config.model_copy(
+            update={
+                "clean_traces": round(config.clean_traces * part),
+                "imperfect_traces": round(config.imperfect_traces * part),
+            }
+        )
+        of_env = await _traces_of(env, recipe.seed, own, display)
+        clean, imperfect = clean + of_env[0], imperfect + of_env[1]
+    return clean, imperfect
+
+
+async def _traces_of(
+    env_config: EnvConfig, recipe_seed: int, config: SFTConfig, display: Display
+) -> tuple[list[list[Message]], list[list[Message]]]:
+    script = script_for(env_config)
+    if script is not None:
+        clean = list(script.traces(config.clean_traces, bad=0.0, seed=recipe_seed + 1))
+        return clean, list(script.traces(config.imperfect_traces, bad=config.error_rate, seed=recipe_seed + 2))
+    env = make_core(env_config.id, **env_config.kwargs)
+    sandbox = str(env_config.kwargs.get("sandbox", "auto"))
     try:
         ids = env.task_ids
         total = config.clean_traces + config.imperfect_traces
         if len(ids) < total:
             raise RecipeError(f"sft: {total} traces need as many training tasks, and env has {len(ids)}")
-        found: list[list[Message]] = []
+        traces: list[list[Message]] = []
         with display.stage("Traces", total) as advance:
             for seed, start, count, error_rate in (
                 (1, 0, config.clean_traces, 0.0),
@@ -149,34 +155,13 @@ async def collect_traces(
             ):
                 chosen = [ids[i] for i in range(start, start + count)]
                 async for messages in write_traces(
-                    env, chosen, seed=recipe.seed + seed, error_rate=error_rate, sandbox=sandbox
+                    env, chosen, seed=recipe_seed + seed, error_rate=error_rate, sandbox=sandbox
                 ):
-                    found.append(messages)
+                    traces.append(messages)
                     advance()
-        return found[: config.clean_traces], found[config.clean_traces :]
+        return traces[: config.clean_traces], traces[config.clean_traces :]
     finally:
         await env.aclose()
-
-
-def read_traces(path: Path, key: str = "sft.traces") -> list[list[Message]]:
-    """The message lists of a JSONL; `RecipeError`, naming `key`, where it holds anything else."""
-    try:
-        found = [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        spoken = [{m["role"] for m in messages if isinstance(m["content"], str)} for messages in found]
-    except OSError as error:
-        raise RecipeError(
-            f"{key}: cannot read {path}: {error.strerror or error}. Put the traces there, or name another file "
-            "(docs/recipes.md says what a trace is)"
-        ) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise RecipeError(
-            f"{key}: {path} must be JSON lines, each with `messages` (role and content): {error!r}"
-        ) from error
-    silent = next((i for i, roles in enumerate(spoken) if "assistant" not in roles), None)
-    if not found or silent is not None:
-        which = "no trace at all" if silent is None else f"a trace without an assistant message (number {silent + 1})"
-        raise RecipeError(f"{key}: {path} holds {which}, so there is nothing to learn from")
-    return found
 
 
 def run_sft(recipe: Recipe, display: Display, accelerator: Accelerator) -> Path:
@@ -190,9 +175,9 @@ def run_sft(recipe: Recipe, display: Display, accelerator: Accelerator) -> Path:
     limit_s = recipe.learner.collective_timeout_s
     phases = share_result(accelerator, lambda: _prepare(recipe, config, scratch, display), limit_s=limit_s)
     source = scratch if recipe.model.path is None else recipe.model.path
-    renderer = ChatRenderer.from_pretrained(source)
+    renderer = recipe.runtime.chat.load(source)
     torch.manual_seed(recipe.seed)
-    model = load_policy_model(source, recipe.model)
+    model = load_policy_model(source, recipe.model, layout_of(accelerator))
     total = sum(steps for _, steps in phases)
     forward = PolicyForward(model, chunk=recipe.learner.logprob_chunk)
     policy = Trainee.prepare(forward, config.optimizer, accelerator, total_steps=total)
@@ -207,9 +192,13 @@ def run_sft(recipe: Recipe, display: Display, accelerator: Accelerator) -> Path:
                 seed=recipe.seed,
                 progress=advance,
                 micro_batch_rows=config.micro_batch_rows,
+                discard_limit=recipe.learner.discard_limit,
             )
+    if policy.discarded:
+        display.log(f"cold start: discarded {policy.discarded} of {total} updates, whose gradient was not finite")
+    require_finite({"policy": policy.unwrapped}, "cold start")
+    save_policy_model(policy.unwrapped.model, source, scratch, main=accelerator.is_main_process)
     if accelerator.is_main_process:
-        save_policy_model(policy.unwrapped.model, source, scratch)
         scratch.rename(target)
     accelerator.wait_for_everyone()
     accelerator.free_memory()  # it holds what it has prepared: weights and moments would stay through the whole run
@@ -224,9 +213,7 @@ def short_enough(examples: list[Example], limit: int | None) -> list[Example]:
     return kept
 
 
-def _prepare(
-    recipe: Recipe, config: SFTConfig, scratch: Path, display: Display
-) -> list[tuple[list[list[Message]], int]]:
+def _prepare(recipe: Recipe, config: SFTConfig, scratch: Path, display: Display) -> list[Phase]:
     """Traces with the steps to train on them, and in `scratch` the untrained model of a recipe that makes its own."""
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -242,6 +229,15 @@ def _prepare(
         clean_steps = math.ceil(config.epochs * len(clean) / config.batch_size)
     phases = [(clean, clean_steps), (imperfect, config.imperfect_steps)]
     return [(traces, steps) for traces, steps in phases if traces and steps]
+
+
+def starting_model(recipe: Recipe, display: Display, accelerator: Accelerator) -> Path:
+    """The policy that RL starts from: the cold start's if the recipe has one, else `model.path`."""
+    if recipe.sft is not None:
+        return run_sft(recipe, display, accelerator)
+    if recipe.model.path is None:
+        raise RecipeError("sft: a tiny model needs a cold start (its weights are random)")
+    return recipe.model.path
 
 
 def main(argv: list[str] | None = None) -> int:

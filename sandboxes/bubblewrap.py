@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import pathlib
 import shutil
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from sandboxes.commands import ZygoteSandbox
+from sandboxes.base import Promises
 from sandboxes.zygote import ENVIRONMENT, INSIDE, python_command, uid_base
+from sandboxes.zygote_sandbox import LIMITED, REFUSED, ZygoteSandbox
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 LIBRARIES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
@@ -32,8 +35,21 @@ def interpreter() -> str:
     return shown(sys.executable if shown(real) == real else real)
 
 
-def binds(site: list[str]) -> list[str]:
-    """Return the arguments that show the system and the caller's Python, read-only, and nothing else of the disk."""
+def site_folders(prefix: str) -> list[str]:
+    """Return the folders below `prefix` in which some Python has its packages."""
+    return sorted(glob.glob(f"{glob.escape(prefix)}/lib*/python*/*-packages"))
+
+
+def below(path: str, folders: Iterable[str]) -> bool:
+    """Whether `path` is one of the folders or lies in one."""
+    return any(path == folder or path.startswith(folder + "/") for folder in folders)
+
+
+def binds(packages: list[str]) -> list[str]:
+    """Return the arguments that show the system, the caller's Python, and of its packages these; all read-only.
+
+    Whatever the caller imports from elsewhere, its own code for one, is covered where it lies in what is shown.
+    """
     arguments: list[str] = []
     for path in SYSTEM:
         if os.path.islink(path):
@@ -42,16 +58,41 @@ def binds(site: list[str]) -> list[str]:
             arguments += ["--ro-bind", path, path]
     for path in (*LIBRARIES, *CONVENIENCES):
         arguments += ["--ro-bind-try", path, path]
+    seen, covered, made = ["/usr"], list[str](), set[str]()
+
+    def show(path: str) -> None:
+        for above in reversed(pathlib.PurePath(shown(path)).parents[:-1]):
+            # Made by bubblewrap itself they would have the mode of their originals, such as 0700 of /root.
+            if str(above) not in made and not (below(str(above), seen) and not below(str(above), covered)):
+                made.add(str(above))
+                arguments.extend(["--perms", "0755", "--dir", str(above)])
+        arguments.extend(["--ro-bind", path, shown(path)])
+
+    def cover(path: str) -> None:
+        if below(path, seen) and not below(path, covered) and os.path.isdir(path):
+            covered.append(path)
+            arguments.extend(["--perms", "0755", "--tmpfs", shown(path)])
+
+    library = os.path.dirname(os.path.realpath(os.__file__))
+    here = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    for path in sorted({here, *map(os.path.realpath, filter(os.path.isdir, sys.path))}, key=len):
+        if not below(path, [library]) and path not in ("/", "/usr") and not below(library, [path]):
+            cover(path)
     executable = os.path.dirname(os.path.dirname(os.path.realpath(sys.executable)))
-    seen = ["/usr"]
-    for path in sorted({sys.prefix, sys.base_prefix, executable, *site}, key=len):
-        if not any(path == known or path.startswith(known + "/") for known in seen):
+    bases = sorted({sys.base_prefix, executable}, key=len)
+    for path in bases:
+        if not below(path, seen):
+            show(path)
             seen.append(path)
-            for above in reversed(pathlib.PurePath(shown(path)).parents[:-1]):
-                # Made by bubblewrap itself they would have the mode of their originals, such as 0700 of /root.
-                arguments += ["--perms", "0755", "--dir", str(above)]
-            arguments += ["--ro-bind", path, shown(path)]
-    return arguments
+    for prefix in ("/usr", "/usr/local", *bases):
+        for path in site_folders(prefix):
+            cover(path)
+    for path in (os.path.join(sys.prefix, "bin"), os.path.join(sys.prefix, "pyvenv.cfg")):
+        if os.path.exists(path) and (not below(path, seen) or below(path, covered)):
+            show(path)
+    for path in packages:
+        show(path)
+    return arguments + [word for path in covered for word in ("--remount-ro", shown(path))]
 
 
 def launch(options: dict[str, Any]) -> list[str]:
@@ -74,13 +115,13 @@ def launch(options: dict[str, Any]) -> list[str]:
     command += ["--clearenv"]
     for name, value in ENVIRONMENT.items():
         command += ["--setenv", name, value]
-    command += binds(options["site"])
+    command += binds(options["packages"])
     command += ["--dev", "/dev", "--remount-ro", "/dev", "--tmpfs", "/tmp"]
     command += ["--ro-bind", INSIDE, f"{ROOT}/inside"]
     command += ["--remount-ro", "/", "--chdir", "/", "--hostname", "sandbox"]
     options = {
         **options,
-        "site": [shown(path) for path in options["site"]],
+        "site": list(dict.fromkeys(shown(os.path.dirname(path)) for path in options["packages"])),
         "isolate": True,
         "uid_base": base,
         "keep_reading": False,
@@ -93,5 +134,8 @@ def launch(options: dict[str, Any]) -> list[str]:
 class BubblewrapSandbox(ZygoteSandbox):
     """Commands in a bubblewrap sandbox of their own."""
 
+    promises = Promises(
+        isolates=("network", "files", "processes", "ipc", "user"), limits=LIMITED, refuses=(*REFUSED, "packages")
+    )
     launcher = staticmethod(launch)
     interpreter = staticmethod(interpreter)

@@ -12,12 +12,13 @@ import asyncio
 import contextlib
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from sandboxes.backends import choose_backend, launcher_of
 from sandboxes.base import Limits, PythonSession, SandboxFault
 from sandboxes.interpreter import ZygotePython
-from sandboxes.probe import choose, launcher
 from sandboxes.zygote import Channel, Zygote
 
 
@@ -28,14 +29,20 @@ class PythonPool:
     fork with its own processes, /tmp and /dev/shm, and what one episode leaves no other sees. Everything ends with
     `close()`, and with the death of this process, by SIGKILL too.
 
+    Code inside imports the standard library, `sandboxes.packages.MATHEMATICS`, and the caller's packages named in
+    `packages`; nothing else that is installed, for answers may lie in it.
+
     One pool belongs to one event loop: make a second pool for a second loop. The zygote is started by
     the first `session()` or by `async with`.
     """
 
-    def __init__(self, backend: str = "auto", limits: Limits | None = None, spares: int = 4) -> None:
+    def __init__(
+        self, backend: str = "auto", limits: Limits | None = None, spares: int = 4, packages: Sequence[str] = ()
+    ) -> None:
         self._backend = backend
         self._limits = limits or Limits()
         self._spares = spares
+        self._packages = tuple(packages)
         self._zygote: Zygote | None = None
         self._ready: deque[Channel] = deque()
         self._given: weakref.WeakSet[Channel] = weakref.WeakSet()
@@ -64,8 +71,8 @@ class PythonPool:
                 raise SandboxFault("this pool is closed")
             if self._zygote is None or not self._zygote.alive:
                 await self._drop()
-                self._backend = await asyncio.to_thread(choose, self._backend)
-                zygote = Zygote(launcher(self._backend), preload=True)
+                self._backend = await asyncio.to_thread(choose_backend, self._backend)
+                zygote = Zygote(launcher_of(self._backend), preload=True, packages=self._packages)
                 await zygote.start()
                 self._zygote = zygote
                 self._top_up()

@@ -10,18 +10,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
+import logging
 import os
 import random
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sandboxes.base import Limits, SandboxFault
 from sandboxes.inside import wire
+from sandboxes.memory_groups import MISSING, MemoryGroup, hierarchy
+from sandboxes.packages import shown_packages
+from sandboxes.syscall_filter import syscall_filter
 
 START_S = 30.0
 CLOSE_S = 10.0
@@ -50,12 +55,6 @@ ENVIRONMENT = {
 UID_BASE = 1_900_000_000
 
 
-def site_packages() -> list[str]:
-    """Return the caller's package folders; code inside may import from them."""
-    names = ("site-packages", "dist-packages")
-    return [path for path in sys.path if os.path.basename(path) in names and os.path.isdir(path)]
-
-
 def python_command(root: str, options: dict[str, Any], interpreter: str = sys.executable) -> list[str]:
     """Return the command that starts a zygote whose code lies in `root`/inside, with the Python at `interpreter`."""
     flags = ["-I", "-S", "-B", "-X", "utf8"]
@@ -67,14 +66,44 @@ def uid_base() -> int | None:
     return UID_BASE + random.SystemRandom().randrange(1000) * 60_000 if os.geteuid() == 0 else None
 
 
+def missing_walls() -> list[str]:
+    """Return what this machine lacks of the walls around a sandbox, each with what follows and what to do."""
+    return [missing for missing in (syscall_filter().missing, hierarchy().missing) if missing]
+
+
+_log = logging.getLogger(__name__)
+_told: set[str] = set()
+
+
+def _tell_once(missing: str) -> None:
+    """Say in the log, once in a process, what this machine lacks."""
+    if missing not in _told:
+        _told.add(missing)
+        _log.warning("sandboxes have %s", missing)
+
+
+@functools.lru_cache(maxsize=64)
+def _as_numbers(limits: Limits) -> dict[str, Any]:
+    """The limits as they are sent inside; the same for most sandboxes of a process."""
+    return dataclasses.asdict(limits)
+
+
 class Channel:
     """The connection to one sandbox's supervisor: one request at a time."""
 
-    def __init__(self, zygote: Zygote, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        zygote: Zygote,
+        number: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        group: MemoryGroup | None,
+    ) -> None:
         self._zygote = zygote
         self._number = number
         self._reader = reader
         self._writer = writer
+        self._group = group
 
     async def read(self) -> wire.Frame:
         """Read one frame; raises `ConnectionError` or `IncompleteReadError` at the end."""
@@ -112,6 +141,7 @@ class Channel:
             self._writer.close()
             with contextlib.suppress(OSError):
                 await self._writer.wait_closed()
+            self._zygote.release(self._group)
 
     async def kill(self) -> None:
         """End a sandbox whose supervisor does not answer."""
@@ -121,13 +151,15 @@ class Channel:
     def abandon(self) -> None:
         """End the sandbox without waiting."""
         self._writer.close()
+        self._zygote.release(self._group)
 
 
 class Zygote:
-    """See the module. `launcher` is the backend's."""
+    """See the module. `launcher` is the backend's, `packages` are shown beside `sandboxes.packages.MATHEMATICS`."""
 
-    def __init__(self, launcher: Launcher, *, preload: bool) -> None:
+    def __init__(self, launcher: Launcher, *, preload: bool, packages: Sequence[str] = ()) -> None:
         self._launcher = launcher
+        self._packages = tuple(packages)
         self._preload = preload
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
@@ -135,6 +167,8 @@ class Zygote:
         self._send_lock = asyncio.Lock()
         self._broken = False
         self._folder = ""
+        self._groups: set[MemoryGroup] = set()
+        self._ended: set[MemoryGroup] = set()
 
     @property
     def alive(self) -> bool:
@@ -155,7 +189,16 @@ class Zygote:
         ours.setblocking(False)
         # The zygote watches this process, not only its socket, of which a fork of this process may hold a copy.
         caller = os.pidfd_open(os.getpid())
-        command = self._launcher({"preload": self._preload, "site": site_packages(), "caller": caller})
+        calls = syscall_filter()
+        for missing in missing_walls():
+            _tell_once(missing)
+        options = {
+            "preload": self._preload,
+            "packages": list(shown_packages(self._packages)),
+            "caller": caller,
+            "filter": calls.program.hex(),
+        }
+        command = self._launcher(options)
         spawning = asyncio.create_task(
             asyncio.create_subprocess_exec(
                 *command,
@@ -220,11 +263,13 @@ class Zygote:
         ours, theirs = socket.socketpair()
         number = next(self._numbers)
         channel: Channel | None = None
+        group = self._make_group(limits)
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
-            channel = Channel(self, number, reader, writer)
-            message = {"op": "fork", "id": number, "python": python, "limits": dataclasses.asdict(limits)}
-            await self._send(message, (theirs.fileno(),))
+            channel = Channel(self, number, reader, writer, group)
+            message = {"op": "fork", "id": number, "python": python, "limits": _as_numbers(limits)}
+            room = () if group is None else (group.members, group.events)
+            await self._send(message, (theirs.fileno(), *room))
             theirs.close()
             async with asyncio.timeout(START_S):
                 head, _ = await channel.read()
@@ -240,7 +285,30 @@ class Zygote:
             raise
         finally:
             theirs.close()
+            if group is not None:
+                group.hand_over()
         return channel
+
+    def _make_group(self, limits: Limits) -> MemoryGroup | None:
+        """Make the next sandbox's group, where groups may be made."""
+        place = hierarchy()
+        if not place.folder:
+            return None
+        try:
+            group = MemoryGroup(place, limits.memory_bytes)
+        except OSError as error:
+            _tell_once(MISSING.format(reason=f"none could be made ({error.strerror})"))
+            return None
+        self._groups.add(group)
+        return group
+
+    def release(self, group: MemoryGroup | None) -> None:
+        """Take back the group of a sandbox that has ended, or will in a moment: it goes when it is empty."""
+        if group is not None:
+            self._ended.add(group)
+        removed = {each for each in self._ended if each.close()}
+        self._ended -= removed
+        self._groups -= removed
 
     async def kill(self, number: int) -> None:
         """Have a sandbox killed whose supervisor does not listen."""
@@ -263,5 +331,7 @@ class Zygote:
                 process.kill()
             await process.wait()
         finally:
+            self._ended |= self._groups
+            self.release(None)
             if self._folder:  # the zygote removes it, unless it was killed
                 await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from agent.engines.base import EngineFault
-from agent.engines.launch import vllm_python
+from agent.engines.vllm.launch import vllm_python
 
 
 def have_vllm() -> bool:

@@ -16,13 +16,26 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from agent.engines.base import Call, Completion, EngineFault, EngineHealth, WeightStream
-from agent.engines.streaming import Partial, StreamReader
+from agent.engines import adapters
+from agent.engines.base import (
+    Call,
+    Completion,
+    Disconnected,
+    EngineFault,
+    EngineHealth,
+    EngineRefused,
+    OutOfTime,
+    WeightStream,
+)
+from agent.engines.stream_reader import Partial, StreamReader
 from agent.engines.wire import answers, completion, refusal
 from agent.episode import SamplingParams
 
 _ID_PREFIX = "generate-tokens-"  # the server puts it before a request's id, and wants it in aborts
 _CLEANUP_S = 5.0
+
+HANDED_OVER_S = 2.0
+"""How long an engine may take to hand over what it has sampled of a request that it was told to abort."""
 
 
 class _WeightInfo(msgspec.Struct):
@@ -46,9 +59,10 @@ class HttpEngine:
         await engine.publish(1, Path("runs/x/weights/1"))
         await engine.close()
 
-    `timeout_s` bounds one generation, `control_timeout_s` each control call; past them `EngineFault` is raised and
-    the request is aborted at the server. An answer of 4xx is `EngineRefused` (asking again won't help; a prompt that
-    is too long is `ContextOverflow`), 5xx and a broken connection are plain `EngineFault`.
+    `timeout_s` bounds one generation, `control_timeout_s` each control call. A generation past it is aborted at the
+    server and raises `OutOfTime` with what was sampled; so does a control call that takes longer. An answer of 4xx is
+    `EngineRefused` (asking again won't help; a prompt that is too long is `ContextOverflow`), or `EngineBusy` if it
+    asks to come later; a broken connection is `Disconnected`; 5xx and what can't be read are plain `EngineFault`.
 
     With `keep_stale_cache` a publication leaves keys and values as the old weights made them, and what is sampled
     next reads them: nothing is computed again, but the log-probs are of no one set of weights.
@@ -75,16 +89,31 @@ class HttpEngine:
     ) -> Completion:
         """Sample one action. Cancelling it aborts the request at the server."""
         request_id = request_id or uuid.uuid4().hex
-        body = _body(request_id, prompt_ids, sampling, stream=False)
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        path, body = "/inference/v1/generate", _body(request_id, prompt_ids, sampling, stream=False)
+        # The answer has longer than the generation: what is sampled by the limit is handed over when it is aborted.
+        work = asyncio.ensure_future(self._request("POST", path, body, timeout_s=limit_s + 2 * _CLEANUP_S))
+        in_time = True
         try:
-            data = await self._request(
-                "POST", "/inference/v1/generate", body, timeout_s=self._timeout_s if timeout_s is None else timeout_s
-            )
-        except (asyncio.CancelledError, _TimedOut):
-            with contextlib.suppress(EngineFault):
+            await asyncio.wait({work}, timeout=limit_s)
+            if not work.done():
+                in_time = False
                 await self._abort(request_id, _CLEANUP_S)
-            raise
-        return completion(self._decode(answers.decode, data, "generate"), self.url)
+                await asyncio.wait({work}, timeout=HANDED_OVER_S)
+            late = f"engine {self.url}{path}: no answer within {limit_s:g} s"
+            if not work.done():
+                raise OutOfTime(late)
+            sampled = completion(self._decode(answers.decode, work.result(), "generate"), self.url)
+            if not in_time and sampled.finish_reason == "abort":
+                raise OutOfTime(late, sampled)
+            return sampled
+        finally:
+            if not work.done():
+                if in_time:  # cancelled
+                    with contextlib.suppress(EngineFault):
+                        await self._abort(request_id, _CLEANUP_S)
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
 
     async def stream(
         self,
@@ -104,7 +133,7 @@ class HttpEngine:
         request_id = request_id or uuid.uuid4().hex
         body = _body(request_id, prompt_ids, sampling, stream=True)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        where = f"engine {self.url}/inference/v1/generate"
+        call_name = f"engine {self.url}/inference/v1/generate"
         reader = StreamReader(self.url)
         settled = False
         try:
@@ -116,31 +145,35 @@ class HttpEngine:
             ) as response:
                 if response.status >= 400:
                     settled = True
-                    raise refusal(response.status, where, await response.read())
+                    raise refusal(response.status, call_name, await response.read(), _retry_after(response))
                 async for block in response.content.iter_any():
                     for partial in reader.feed(block):
                         settled = settled or partial.completion is not None
                         yield partial
             if not settled:
-                raise EngineFault(f"{where}: the stream broke off after {reader.tokens} tokens; is it running?")
+                raise Disconnected(f"{call_name}: the stream broke off after {reader.tokens} tokens; is it running?")
         except TimeoutError as error:
-            raise _TimedOut(f"{where}: no end within {limit_s:g} s") from error
+            raise OutOfTime(f"{call_name}: no end within {limit_s:g} s") from error
         except aiohttp.ClientError as error:
-            raise EngineFault(f"{where}: {error}; is it running?") from error
+            raise Disconnected(f"{call_name}: {error}; is it running?") from error
         finally:
             if not settled:
                 with contextlib.suppress(EngineFault):
                     await self._abort(request_id, _CLEANUP_S)
 
     async def publish(self, version: int, weights: Path | WeightStream) -> None:
-        """See `Engine.publish`. A folder must be readable where the engine runs.
+        """See `Engine.publish`. A folder must be readable where the engine runs; it may hold an adapter.
 
-        On an error the engine goes on under the weights that it has; or it ends, if half of them are new.
+        On an error the engine goes on under the weights that it has; or it ends, if half of them are new. One of which
+        it is not known whether it has taken an adapter stays in pause, until a publication succeeds.
         """
+        if isinstance(weights, Path) and adapters.base_of(weights) is not None:
+            await self._publish_adapter(version, weights)
+            return
         stream = _Snapshot(weights) if isinstance(weights, Path) else weights
         async with self._publishing, stream.connected(self.url, self._call) as send:
             try:
-                await self._control(f"/pause?mode=keep&clear_cache={'false' if self._keep_stale_cache else 'true'}")
+                await self._pause()
                 await self._start()
                 try:
                     await send()
@@ -150,11 +183,7 @@ class HttpEngine:
                     raise
                 await _to_its_end(self._finish(version))
             except BaseException as error:
-                # What the caller hears is what came first, above all that it was cancelled.
-                try:
-                    await self._resume()
-                except EngineFault as fault:
-                    error.add_note(f"and then: {fault}")
+                await self._resume_after(error)
                 raise
             await self._resume()
 
@@ -170,9 +199,8 @@ class HttpEngine:
             self._request("GET", "/metrics", timeout_s=self._control_timeout_s),
         )
         if self._max_context is None:
-            models = await self._request("GET", "/v1/models", timeout_s=self._control_timeout_s)
-            found = self._decode(msgspec.json.Decoder(_Models).decode, models, "models").data
-            self._max_context = (found[0].max_model_len or 0) if found else 0
+            served = await self._models()
+            self._max_context = (served[0].max_model_len or 0) if served else 0
         label = self._decode(msgspec.json.Decoder(_WeightInfo).decode, info, "weight_info").weight_version
         figures = _figures(metrics.decode())
         return EngineHealth(
@@ -184,6 +212,11 @@ class HttpEngine:
             busy_s=figures.get("engine:busy_seconds_total", 0.0),
             uptime_s=figures.get("engine:uptime_seconds", 0.0),
         )
+
+    async def _models(self) -> list[_Model]:
+        models = await self._request("GET", "/v1/models", timeout_s=self._control_timeout_s)
+        found: list[_Model] = self._decode(msgspec.json.Decoder(_Models).decode, models, "models").data
+        return found
 
     async def close(self) -> None:
         """Close the connections. May be called any number of times."""
@@ -203,6 +236,40 @@ class HttpEngine:
         with contextlib.suppress(EngineFault):  # it is refused: that is how it ends
             await asyncio.shield(abandoning)
 
+    async def _pause(self) -> None:
+        await self._control(f"/pause?mode=keep&clear_cache={'false' if self._keep_stale_cache else 'true'}")
+
+    async def _publish_adapter(self, version: int, folder: Path) -> None:
+        # A request that began without the adapter would end without it, under a version that it does not have.
+        if adapters.NAME not in [model.id for model in await self._models()]:
+            raise EngineRefused(
+                f"engine {self.url} has served no adapter {adapters.NAME!r} from its start; docs/engines.md says how "
+                "to start it, or write model.policy_adapter.publish=merged"
+            )
+        body = {"lora_name": adapters.NAME, "lora_path": adapters.address(folder), "load_inplace": True}
+        has_old, has_new = True, False
+
+        async def switch() -> None:
+            nonlocal has_old, has_new
+            try:
+                await self._control("/v1/load_lora_adapter", body)
+            except EngineFault as error:
+                has_old = _said_by_engine(error)
+                raise
+            has_old = False
+            await self._control("/update_weight_version", {"new_version": str(version)})
+            has_new = True
+
+        async with self._publishing:
+            try:
+                await self._pause()
+                await _to_its_end(switch())
+            except BaseException as error:
+                if has_old or has_new:
+                    await self._resume_after(error)
+                raise
+            await self._resume()
+
     async def _start(self) -> None:
         try:
             await self._control("/start_weight_update")
@@ -220,6 +287,13 @@ class HttpEngine:
     async def _resume(self) -> None:
         # An engine left in pause would stall every episode.
         await _to_its_end(self._control("/resume"))
+
+    async def _resume_after(self, error: BaseException) -> None:
+        # What the caller hears is what came first, above all that it was cancelled.
+        try:
+            await self._resume()
+        except EngineFault as fault:
+            error.add_note(f"and then: {fault}")
 
     async def _abort(self, request_id: str, timeout_s: float) -> None:
         body = {"request_ids": [_ID_PREFIX + request_id]}
@@ -250,11 +324,11 @@ class HttpEngine:
             ):
                 content = await response.read()
         except TimeoutError as error:
-            raise _TimedOut(f"engine {self.url}{path}: no answer within {timeout_s:g} s") from error
+            raise OutOfTime(f"engine {self.url}{path}: no answer within {timeout_s:g} s") from error
         except aiohttp.ClientError as error:
-            raise EngineFault(f"engine {self.url}{path}: {error}; is it running?") from error
+            raise Disconnected(f"engine {self.url}{path}: {error}; is it running?") from error
         if response.status >= 400:
-            raise refusal(response.status, f"engine {self.url}{path}", content)
+            raise refusal(response.status, f"engine {self.url}{path}", content, _retry_after(response))
         return content
 
     def _open(self) -> aiohttp.ClientSession:
@@ -270,6 +344,10 @@ class HttpEngine:
             return decode(data)
         except msgspec.DecodeError as error:
             raise EngineFault(f"engine {self.url}: its {what} answer can't be read ({error})") from error
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> str | None:
+    return response.headers.get("Retry-After")
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
@@ -289,10 +367,6 @@ def _said_by_engine(error: BaseException) -> bool:
     return isinstance(error, EngineFault) and error.__cause__ is None
 
 
-class _TimedOut(EngineFault):
-    """Past the time limit; the request may still be running at the server."""
-
-
 def _body(request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool) -> dict[str, Any]:
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -303,6 +377,9 @@ def _body(request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, 
         "logprobs": 0,
         "detokenize": False,
     }
+    if sampling.stop:  # the only case in which the engine has to read its tokens as text
+        params |= {"stop": sampling.stop, "include_stop_str_in_output": True}
+        params |= {"detokenize": True, "skip_special_tokens": False}
     if sampling.seed is not None:
         params["seed"] = sampling.seed
     return {"request_id": request_id, "token_ids": prompt_ids, "sampling_params": params, "stream": stream}

@@ -9,14 +9,17 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from agent.engines.base import Completion, Engine, EngineFault, EngineHealth, WeightStream
+from agent.backoff import Unreachable, backoff_s
+from agent.engines.base import Completion, Disconnected, Engine, EngineFault, EngineHealth, WeightStream
 from agent.episode import SamplingParams
-from agent.patience import Unreachable, backoff_s
 
 log = logging.getLogger(__name__)
 
 GIVEN_UP_AFTER = 3
 """Checks in a row without an answer, after which requests that are still at the engine are given up."""
+
+ASKED_APART_S = 0.2
+"""Seconds between two questions to one engine, however many episodes want to know how it is."""
 
 BEHIND_S = 60.0
 """How long a sound engine may be behind the newest version: a publication does not reach all in the same moment."""
@@ -32,7 +35,9 @@ class _Member:
         self.behind_since: float | None = None
         self.misses = 0
         self.doubts = 0
-        self.doubted = asyncio.Event()
+        self.questions = self.answered = 0
+        self.wanted = asyncio.Event()
+        self.was_asked = asyncio.Event()
         self.given_up = asyncio.Event()
 
 
@@ -41,13 +46,15 @@ class EnginePool:
 
     What an engine is to the pool:
 
-        unknown ──answers──▶ sound ──a request failed──▶ doubted ──answers──▶ sound
-                               │                            └─ does not ─▶ away
+        unknown ──answers──▶ sound ──a connection broke──▶ doubted ──answers──▶ sound
+                               │                              └─ does not ─▶ away
                                └─ a check failed, or its weights are older ─▶ away ──answers, newest version──▶ sound
 
     Only a sound engine is given episodes and requests. Each is asked for its health every `check_every_s`, a doubted
-    one at once, one that is away with growing pauses. One that stays silent for `GIVEN_UP_AFTER` checks (it may hang
-    and keep its connections open) also loses the requests that are still at it: their episodes move.
+    one and one that failed at a request at once, one that is away with growing pauses. A request that failed is no
+    reason to take an engine from the others: its episode asks how the engine is, and moves. One that stays silent for
+    `GIVEN_UP_AFTER` checks (it may hang and keep its connections open) also loses the requests that are still at it:
+    their episodes move.
 
     Weights: an engine that comes back must have a version that is not below the newest one that any engine was seen
     with, so a restarted one waits until the learner has published to it again. One whose version goes back is away at
@@ -59,7 +66,7 @@ class EnginePool:
         async with pool.seat() as seat:               # counts as that engine's load
             episode = await rollout(ticket, env, seat, renderer, settings, recover=seat.move)
 
-    The pool only says where a request may go. Whether it is made again is decided in `agent.rollout`.
+    The pool only says where a request may go. Whether it is made again is decided in `agent.runtime.engine_requests`.
     """
 
     def __init__(
@@ -111,11 +118,21 @@ class EnginePool:
                 return member
 
     def _doubt(self, member: _Member, fault: EngineFault) -> None:
-        """A request failed: it gets no other before its health has been asked."""
+        """A connection broke: it gets no request before its health has been asked."""
         member.doubts += 1
-        member.doubted.set()
+        member.wanted.set()
         if member.sound:
             self._set(member, str(fault))
+
+    async def _ask(self, member: _Member) -> None:
+        """Return once a question that began after this call is over; all who ask meanwhile share one."""
+        member.questions += 1
+        mine = member.questions
+        member.wanted.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * self._check_s + self._check_every_s):
+                while member.answered < mine:
+                    await member.was_asked.wait()
 
     def _saw(self, member: _Member, version: int) -> None:
         member.version = max(member.version, version)
@@ -136,13 +153,20 @@ class EnginePool:
     async def _watch(self, member: _Member) -> None:
         fruitless = 0
         while True:
-            member.doubted.clear()
+            member.wanted.clear()
+            questions = member.questions
             await self._check(member)
+            member.answered = questions
+            member.was_asked.set()
+            member.was_asked = asyncio.Event()
             fruitless = 0 if member.sound else fruitless + 1
             pause = backoff_s(fruitless, first_s=0.2, most_s=self._check_every_s) if fruitless else self._check_every_s
+            asked = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await member.doubted.wait()
+                    await member.wanted.wait()
+            apart = min(ASKED_APART_S, self._check_every_s)
+            await asyncio.sleep(asked + apart - time.monotonic())
 
     async def _check(self, member: _Member) -> None:
         doubts = member.doubts
@@ -187,13 +211,23 @@ class Seat:
         return self._member.name
 
     async def move(self, fault: EngineFault) -> None:
-        """After `fault`: sit down at another sound engine, or at the same once it has answered.
+        """After `fault`: sit down at a sound engine, the same one perhaps, once this one has been asked how it is.
 
         Raises `Unreachable` when all engines stay away longer than the pool's patience.
         """
-        self._pool._doubt(self._member, fault)
+        if isinstance(fault, Disconnected):
+            self._pool._doubt(self._member, fault)
+        else:
+            await self._pool._ask(self._member)
         left, self._member = self._member, await self._pool._least_loaded()
         left.load -= 1
+
+    async def version(self) -> int:
+        """The policy version of the engine, asked after this call; raises `EngineFault` where it is not sound."""
+        await self._pool._ask(self._member)
+        if not self._member.sound:
+            raise EngineFault(f"engine {self._member.name} is away: {self._member.trouble}")
+        return self._member.version
 
     async def generate(
         self,

@@ -5,7 +5,7 @@
                 "broadcast": a process group of the trainer and the engine's workers (NCCL on GPUs, gloo on CPUs)
                 "ipc": memory that both processes see (a CUDA handle on one GPU, an anonymous file on a CPU)
 
-The trainer's end is `WeightStreamer`, the engine's is `agent.engines.vllm_weights`.
+The trainer's end is `WeightStreamer`, the engine's is `agent.engines.vllm.weight_receiver`.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def pack(tensors: Sequence[Tensor], out: Tensor) -> None:
 
 def unpack(packed: Tensor, manifest: Manifest, names: Sequence[str]) -> list[tuple[str, Tensor]]:
     """The tensors in `packed`, as views of it."""
-    found, at = [], 0
+    tensors, at = [], 0
     for name in names:
         dtype, shape = manifest[name]
         size = _bytes_of(dtype, shape)
-        found.append((name, packed[at : at + size].view(getattr(torch, dtype)).view(shape)))
+        tensors.append((name, packed[at : at + size].view(getattr(torch, dtype)).view(shape)))
         at += _padded(size)
-    return found
+    return tensors
 
 
 def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
@@ -269,12 +269,12 @@ class WeightStreamer:
         with _no_streams():
             workers = json.loads(await call("GET", "/get_world_size", None))["world_size"]
         address = urlsplit(url)
-        own = await asyncio.to_thread(address_towards, address.hostname or "", address.port or 80)
-        listener = socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET)
+        host = await asyncio.to_thread(address_towards, address.hostname or "", address.port or 80)
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         port = listener.getsockname()[1]
-        about = {"host": own, "port": port, "world_size": workers + 1, "limit_s": self.limit_s}
+        about = {"host": host, "port": port, "world_size": workers + 1, "limit_s": self.limit_s}
         joining = asyncio.to_thread(  # detached there: if it never runs, the socket is closed with its object
-            lambda: join(own, port, 0, workers + 1, self.device, limit_s=self.limit_s, listener=listener.detach())
+            lambda: join(host, port, 0, workers + 1, self.device, limit_s=self.limit_s, listener=listener.detach())
         )
         return await _both(joining, call("POST", "/init_weight_transfer_engine", {"init_info": about}))
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import math
 
 import msgspec
+import numpy as np
 
-from agent.engines.base import Completion, ContextOverflow, EngineFault, EngineRefused
+from agent.engines.base import Completion, ContextOverflow, EngineBusy, EngineFault, EngineRefused
+from agent.episode import Experts
+from envs.retry_after import retry_after_s
 
 _MISSING = -9999.0  # what vLLM writes for a log-prob that it does not have
 _TOO_LONG = ("maximum context length", "maximum model length")
+_LATER = (408, 425, 429)
 
 
 class LogProb(msgspec.Struct):
@@ -41,6 +47,7 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: LogProbs | None = None
     weight_versions: list[Span] | None = None
+    routed_experts: str | None = None  # base64 of a .npy file: [tokens, layers, top-k]
 
 
 class Answer(msgspec.Struct):
@@ -52,21 +59,26 @@ class Answer(msgspec.Struct):
 answers = msgspec.json.Decoder(Answer)
 
 
-def refusal(status: int, where: str, content: bytes) -> EngineFault:
-    """The typed error of an answer with `status` >= 400."""
+def refusal(status: int, call_name: str, content: bytes, retry_after: str | None = None) -> EngineFault:
+    """The typed error of an answer with `status` >= 400. `call_name` says whose it is, and to what.
+
+    `retry_after`: the header of that name.
+    """
     text = content.decode(errors="replace")[:2000]
     with contextlib.suppress(msgspec.DecodeError, LookupError, TypeError):  # another shape: the raw text is shown
         text = msgspec.json.decode(content)["error"]["message"]
-    message = f"{where}: {status}: {text}"
+    message = f"{call_name}: {status}: {text}"
     if status >= 500:
         return EngineFault(message)
+    if status in _LATER:
+        return EngineBusy(message, retry_after_s(retry_after))
     if status == 400 and any(words in text for words in _TOO_LONG):
         return ContextOverflow(message, status)
     return EngineRefused(message, status)
 
 
 def completion(answer: Answer, url: str) -> Completion:
-    """Check an answer, and spread its version spans over its tokens."""
+    """Check an answer, and give each token the version of its span."""
 
     def fault(what: str) -> EngineFault:
         return EngineFault(f"engine {url}: {what}")
@@ -94,4 +106,22 @@ def completion(answer: Answer, url: str) -> Completion:
         versions.extend([int(span.version)] * (span.end - span.start))
     if len(versions) != len(tokens):
         raise fault(f"versions of {len(versions)} tokens for {len(tokens)} tokens")
-    return Completion(tuple(tokens), logprobs, tuple(versions), reason)
+    try:
+        experts = _experts(choice.routed_experts)
+    except ValueError as error:
+        raise fault(f"its routed experts can't be read ({error})") from error
+    return Completion(tuple(tokens), logprobs, tuple(versions), reason, experts)
+
+
+def _experts(text: str | None) -> Experts | None:
+    """The experts in an answer; raises `ValueError` for anything but ids [tokens, layers, top-k]."""
+    if text is None:
+        return None
+    try:
+        ids = np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
+    except EOFError as error:
+        raise ValueError("an empty file") from error
+    sound = ids.ndim == 3 and ids.dtype.kind in "iu" and 0 not in ids.shape[1:]
+    if not sound or (ids.size and not 0 <= ids.min() <= ids.max() < 2**16):
+        raise ValueError(f"{ids.dtype} of shape {ids.shape}")
+    return Experts.pack(ids)

@@ -1,0 +1,1 @@
+"""An OpenAI server whose conversations are episodes, up and down in order."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import signal
 import sys
 from pathlib import Path
 
-from agent.chat_template import ChatTemplateError
+from agent.chat.template import ChatTemplateError
+from agent.child_processes import announce_port
 from agent.engines.base import EngineFault
 from agent.serve.config import ServeError, ServeRecipe, load_recipe
 from agent.serve.server import Server
@@ -49,10 +49,7 @@ async def _serve(recipe: ServeRecipe, arguments: argparse.Namespace) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with Server.running(recipe, arguments.recipe, arguments.overrides, learn=arguments.learn) as server:
         print(f"ready: {server.url}  (engine for the learner: {server.engine_proxy_url})", flush=True)
-        if arguments.port_file is not None:
-            part = arguments.port_file.with_name(f".{arguments.port_file.name}.{os.getpid()}")
-            part.write_text(f"{server.url.rpartition(':')[2]}\n")
-            part.replace(arguments.port_file)
+        announce_port(arguments.port_file, int(server.url.rpartition(":")[2]))
         waiting = [asyncio.create_task(event.wait()) for event in (stop, server.failed)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:

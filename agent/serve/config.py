@@ -12,7 +12,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from agent.validation import wrong_keys
+from agent.chat.settings import ChatConfig
+from agent.configuration_errors import wrong_keys
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -92,9 +93,11 @@ class _Sampling(_Foreign):
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = -1
+    stop: tuple[str, ...] = ()
 
 
 class _Runtime(_Foreign):
+    chat: ChatConfig = ChatConfig()
     sampling: _Sampling = _Sampling()
     max_tokens_per_turn: int = Field(default=1024, ge=1)
     max_context_tokens: int = Field(default=4096, ge=2)

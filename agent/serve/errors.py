@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from agent.chat_template import ChatTemplateError
+from agent.chat.template import ChatTemplateError
 from agent.engines.base import ContextOverflow, EngineFault, EngineRefused
 from agent.store.protocol import StoreFault, StoreFull
 
@@ -64,7 +64,7 @@ def as_api_error(error: Exception) -> ApiError | None:
 
 
 @web.middleware
-async def errors(
+async def errors_as_json(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Every error as JSON in OpenAI's shape."""

@@ -14,26 +14,26 @@ from typing import Any
 
 from aiohttp import web
 
-from agent.chat import ChatRenderer
 from agent.engines.base import EngineFault
 from agent.engines.client import HttpEngine
-from agent.serve.app import Parts, PublicApi
-from agent.serve.chat_api import ChatApi
+from agent.serve.api.app import Parts, PublicApi
+from agent.serve.api.chat import ChatApi
+from agent.serve.api.events import EventHub, Figures
+from agent.serve.api.limits import Keys
+from agent.serve.api.metrics import Metrics
+from agent.serve.api.samples import sample_of
+from agent.serve.children.engine import EngineChild
+from agent.serve.children.learner import LearnerChild, LearnerState, learner_command
+from agent.serve.children.store import StoreChild
 from agent.serve.config import ServeRecipe
-from agent.serve.delivery import Delivery
-from agent.serve.engine_child import EngineChild
-from agent.serve.engine_proxy import EngineProxy
-from agent.serve.events import EventHub, Figures
-from agent.serve.journal import Journal
-from agent.serve.learner_child import LearnerChild, LearnerState, learner_command
-from agent.serve.limits import Keys
-from agent.serve.metrics_page import Metrics
-from agent.serve.samples import sample_of
-from agent.serve.store_child import StoreChild
-from agent.serve.versions import Version, Versions
+from agent.serve.conversations.delivery import Delivery
+from agent.serve.conversations.journal import Journal
+from agent.serve.versions.engine_proxy import EngineProxy
+from agent.serve.versions.publishing import Versions
+from agent.serve.versions.version_table import Version
 from agent.store.client import StoreClient
+from agent.store.database_thread import DatabaseThread
 from agent.store.protocol import StoreFault
-from agent.store.worker import LedgerThread
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +77,10 @@ class Server:
         recipe, config = self.recipe, self.recipe.serve
         keys, metrics = Keys.read(config), Metrics()
         model = recipe.model_folder(str(source))
-        renderer = await asyncio.to_thread(ChatRenderer.from_pretrained, model)
+        renderer = await asyncio.to_thread(recipe.runtime.chat.load, model)
         recipe.folder.mkdir(parents=True, exist_ok=True)
         journal = await asyncio.to_thread(Journal, recipe.folder / "journal.sqlite", max_bytes=config.max_journal_bytes)
-        thread = LedgerThread(journal)
+        thread = DatabaseThread(journal)
         stack.push_async_callback(asyncio.to_thread, thread.close)
         hub, figures = EventHub(), Figures()
         store = await self._open_store(stack)
@@ -240,11 +240,11 @@ class _Tail:
             file.seek(self._at)
             whole, _, _ = file.read().rpartition(b"\n")
         self._at += len(whole) + bool(whole)
-        found = []
+        parsed = []
         for line in whole.splitlines():
             with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-        return found
+                parsed.append(json.loads(line))
+        return parsed
 
 
 def _tell(hub: EventHub, version: Version, pinned: bool) -> None:

@@ -1,0 +1,1 @@
+"""Users whose taste changes, for that server."""

@@ -36,8 +36,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default = resources.files("recipes") / "style_shift_tiny.yaml"
-    where = "a recipe: servers and learners are started here; a URL: a server that runs (default: the tiny recipe)"
-    parser.add_argument("target", nargs="?", default=str(default), metavar="RECIPE|URL", help=where)
+    target = "a recipe: servers and learners are started here; a URL: a server that runs (default: the tiny recipe)"
+    parser.add_argument("target", nargs="?", default=str(default), metavar="RECIPE|URL", help=target)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the recipe")
     parser.add_argument(
         "--recipe", type=Path, default=Path(str(default)), help="with a URL: whose users, schedule and batch"

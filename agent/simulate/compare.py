@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -172,15 +171,15 @@ class Comparison:
 
     def rates(self) -> Mapping[str, float]:
         """The rate of each method, as far as the search has found it."""
-        settings, found = self.settings, {}
+        settings, rates = self.settings, {}
         for method in settings.methods:
             rate: float | None = self._rate
             if settings.grid:
                 steps = self._env.schedule.steps
                 rate = best_rate(settings.folder, method, settings.tuning_seed, settings.grid, steps)
             if rate is not None:
-                found[method] = rate
-        return found
+                rates[method] = rate
+        return rates
 
     def report(self) -> str:
         """Draw `style_shift.png` and write `style_shift.md` from all finished seeds; the table."""
@@ -226,8 +225,3 @@ class Comparison:
                 raise Stalled(f"{group.exceptions[0]}; see the logs in {settings.runs / run.name}") from group
         write_csv(run.path(settings.folder), interactions)
         clear(settings.runs, run.name, settings.folder)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what stopped runs have left in `folder`; finished ones stay."""
-    shutil.rmtree(folder / "runs", ignore_errors=True)

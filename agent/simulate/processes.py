@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from agent.engines.launch import log_tail, stop_local
+from agent.child_processes import announced_port, log_tail, start_child, stop_child
 
 _START_S = 300.0
 _STOP_S = 60.0
-_POLL_S = 0.05
-_PR_SET_PDEATHSIG = 1
+_WHEN_PARENT_DIES = signal.SIGTERM  # a simulation that is killed must not leave a server behind
 START = "start"
 """The name of the run that holds the cold-started model of all the others."""
 
@@ -34,20 +31,16 @@ async def cold_start(recipe: Path, runs: Path, overrides: Sequence[str]) -> Path
         return target
     await asyncio.to_thread(runs.mkdir, parents=True, exist_ok=True)
     log = runs / "cold_start.log"
-    with log.open("ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "learner.sft", str(recipe), *overrides, f"runs_dir={runs}", f"name={START}"),
-            stdin=DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=_environment(),
-            start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-        )
+    process = await start_child(
+        *(sys.executable, "-m", "learner.sft", str(recipe), *overrides, f"runs_dir={runs}", f"name={START}"),
+        log=log,
+        env=_environment(),
+        when_parent_dies=_WHEN_PARENT_DIES,
+    )
     try:
         code = await process.wait()
     finally:
-        await asyncio.shield(asyncio.ensure_future(stop_local(process, grace_s=_STOP_S)))
+        await asyncio.shield(asyncio.ensure_future(stop_child(process, grace_s=_STOP_S)))
     if code:
         raise ProcessFault(f"the cold start ended with code {code}:\n{log_tail(log)}")
     return target
@@ -65,33 +58,20 @@ async def learning_server(
     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     await asyncio.to_thread(shutil.copytree, model, folder / "sft")  # makes the folder too
     log, port_file = folder / "server.log", folder / "server.port"
-    with log.open("ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agent.serve", str(recipe), "--learn", "--port-file", str(port_file), *overrides),
-            *(f"runs_dir={runs}", f"name={name}", "serve.host=127.0.0.1", "serve.port=0", "serve.model_name=policy"),
-            stdin=DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=_environment(),
-            start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+    process = await start_child(
+        *(sys.executable, "-m", "agent.serve", str(recipe), "--learn", "--port-file", str(port_file), *overrides),
+        *(f"runs_dir={runs}", f"name={name}", "serve.host=127.0.0.1", "serve.port=0", "serve.model_name=policy"),
+        log=log,
+        env=_environment(),
+        when_parent_dies=_WHEN_PARENT_DIES,
+    )
+    try:
+        port = await announced_port(
+            process, port_file, name="the server", log=log, limit_s=_START_S, fault=ProcessFault
         )
-    try:
-        await _listening(process, port_file, log)
-        yield f"http://127.0.0.1:{int(port_file.read_text())}"
+        yield f"http://127.0.0.1:{port}"
     finally:
-        await asyncio.shield(asyncio.ensure_future(stop_local(process, grace_s=_STOP_S)))
-
-
-async def _listening(process: Process, port_file: Path, log: Path) -> None:
-    try:
-        async with asyncio.timeout(_START_S):
-            while not await asyncio.to_thread(port_file.exists):
-                if process.returncode is not None:
-                    raise ProcessFault(f"the server ended with code {process.returncode}:\n{log_tail(log)}")
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError as error:
-        raise ProcessFault(f"the server was not ready within {_START_S:g} s:\n{log_tail(log)}") from error
+        await asyncio.shield(asyncio.ensure_future(stop_child(process, grace_s=_STOP_S)))
 
 
 def clear(runs: Path, name: str, keep: Path) -> None:
@@ -104,8 +84,3 @@ def clear(runs: Path, name: str, keep: Path) -> None:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-
-
-def _die_with_parent() -> None:
-    # A simulation that is killed must not leave a server behind.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -80,10 +80,10 @@ def steps_to_recover(
         return None
     window: list[float] = []
     for step in range(shift, min(stop, len(rewards))):
-        found = rewards[step]
-        if found is None:
+        reward = rewards[step]
+        if reward is None:
             continue
-        window = [*window, found][-smooth:]
+        window = [*window, reward][-smooth:]
         # A sum of equal numbers may come out a little below itself.
         if len(window) == smooth and math.fsum(window) / smooth >= goal - 1e-9:
             return step - shift + 1

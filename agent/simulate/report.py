@@ -42,9 +42,9 @@ def table(results: Results, schedule: Schedule, rates: Mapping[str, float]) -> s
         rate = f", lr {rates[method]:g}" if method in rates else ""
         cells = [TITLES.get(method, method) + rate, str(len(runs))]
         for shift, stop in shifts:
-            found = [_recovered(run, shift, stop, schedule.steps) for run in runs.values()]
-            text = _with_interval([float(stop - shift if n is None else n) for n in found], "{:.1f}")
-            missed = sum(n is None for n in found)
+            recovered = [_recovered(run, shift, stop, schedule.steps) for run in runs.values()]
+            text = _with_interval([float(stop - shift if n is None else n) for n in recovered], "{:.1f}")
+            missed = sum(n is None for n in recovered)
             cells.append(text + (f" ({missed} never)" if missed else ""))
         for start, stop in [*bounds, (0, schedule.steps)]:
             cells.append(_with_interval([mean_reward(run, start, stop) for run in runs.values()], "{:.3f}"))

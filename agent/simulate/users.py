@@ -48,7 +48,7 @@ class Users:
     headers: dict[str, str] = field(default_factory=dict)
     on_interaction: Callable[[Interaction], None] = lambda interaction: None
     _begun: int = 0
-    _found: list[Interaction] = field(default_factory=list)
+    _interactions: list[Interaction] = field(default_factory=list)
 
     async def run(self) -> list[Interaction]:
         """Use the server until the schedule is over; every interaction in the order of its beginning.
@@ -58,7 +58,7 @@ class Users:
         async with asyncio.TaskGroup() as group:
             for _ in range(self.concurrency):
                 group.create_task(self._user())
-        return sorted(self._found, key=lambda interaction: interaction.index)
+        return sorted(self._interactions, key=lambda interaction: interaction.index)
 
     async def _user(self) -> None:
         while True:
@@ -101,7 +101,7 @@ class Users:
             reward=reward,
             seconds=time.monotonic() - began,
         )
-        self._found.append(interaction)
+        self._interactions.append(interaction)
         self.on_interaction(interaction)
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -111,8 +111,8 @@ class Users:
             try:
                 async with self.session.post(self.url + path, json=body, headers=self.headers) as answer:
                     if answer.status == 200:
-                        found: dict[str, Any] = await answer.json()
-                        return found
+                        decoded: dict[str, Any] = await answer.json()
+                        return decoded
                     problem = f"{path} was answered {answer.status}: {(await answer.text())[:500]}"
                     if answer.status != 429 and answer.status < 500:
                         raise UserFault(problem)

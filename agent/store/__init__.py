@@ -1,0 +1,1 @@
+"""Finished episodes and the ledger of work, in one SQLite file."""

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
-import os
-import signal
 import sqlite3
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pydantic
 import yaml
-from aiohttp import web
 
-from agent import STARTED_BY
-from agent.store.config import StoreConfig
+from agent.configuration_errors import wrong_keys
+from agent.descriptors import raise_limit
+from agent.store.config import StoreConfig, read_config
 from agent.store.ledger import Ledger
 from agent.store.protocol import StoreFault
-from agent.store.server import StoreServer
-from agent.validation import wrong_keys
+from agent.store.server import serve
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,8 +39,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of StoreConfig, as YAML values")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s store %(levelname)s %(message)s")
+    raise_limit(0, "the store")
     try:
-        ledger = Ledger(arguments.path, _configuration(arguments.config, arguments.overrides))
+        ledger = Ledger(arguments.path, read_config(arguments.config, arguments.overrides))
     except pydantic.ValidationError as error:
         print(f"episode store: {wrong_keys(error)}; see --help for the keys", file=sys.stderr)
         return 2
@@ -53,64 +49,19 @@ def main(argv: list[str] | None = None) -> int:
         print(f"episode store: {error}", file=sys.stderr)
         return 2
     try:
-        asyncio.run(_serve(ledger, arguments))
+        asyncio.run(
+            serve(
+                ledger,
+                arguments.host,
+                arguments.port,
+                port_file=arguments.port_file,
+                exit_with_parent=arguments.exit_with_parent,
+            )
+        )
     except (OSError, sqlite3.Error) as error:
         print(f"episode store: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _configuration(file: Path | None, overrides: list[str]) -> StoreConfig | None:
-    """The configuration asked for, or None: then the one saved in the store's file counts."""
-    values: dict[str, Any] = {}
-    if file is not None:
-        loaded = yaml.safe_load(file.read_text()) or {}
-        if not isinstance(loaded, dict):
-            raise StoreFault(f"{file}: expected keys and values")
-        values.update(loaded)
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise StoreFault(f"{override}: expected key=value")
-        try:
-            values[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise StoreFault(f"{key}: {value!r} is no YAML value") from error
-    return StoreConfig(**values) if values else None
-
-
-async def _serve(ledger: Ledger, arguments: argparse.Namespace) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    server = StoreServer(ledger)
-    runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=10.0)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, arguments.host, arguments.port)
-        await site.start()
-        port = runner.addresses[0][1]
-        if arguments.port_file is not None:
-            _write_atomically(arguments.port_file, f"{port}\n")
-        logging.info("episode store %s at http://%s:%d", arguments.path, arguments.host, port)
-        while not stop.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 0.5 if arguments.exit_with_parent else None)
-            if arguments.exit_with_parent and os.getppid() != STARTED_BY:
-                break
-        server.stop()
-    finally:
-        await runner.cleanup()
-        if arguments.port_file is not None:
-            arguments.port_file.unlink(missing_ok=True)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text)
-    part.replace(path)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from agent.store import rules
-from agent.store.config import StoreConfig
 from agent.store.protocol import Claim, StoreFault
-
-if TYPE_CHECKING:
-    from agent.store.ledger import Ledger
+from agent.store.tables import Tables
 
 REFERENCE = 512
 """How many finished units order "quota" takes as the distribution of latencies."""
@@ -26,9 +22,8 @@ class Claims:
     announced, or until the next claim (which shows that the learner has published, or will not).
     """
 
-    def __init__(self, ledger: Ledger, config: StoreConfig) -> None:
-        self._db = ledger
-        self._config = config
+    def __init__(self, tables: Tables) -> None:
+        self._tables, self._config = tables, tables.config
         self._void: set[str] = set()
 
     def take(self, claim_id: str, count: int, version: int) -> Claim | None:
@@ -37,7 +32,7 @@ class Claims:
         The same `claim_id` gives the same claim again while it is open. With stale_policy "drop", what is too old
         goes first: it is counted and its slot is free again.
         """
-        config, db = self._config, self._db
+        config = self._config
         if count % config.group_size or count < 1:
             raise StoreFault(f"a claim of {count} episodes: only whole groups of {config.group_size} are released")
         if count > config.capacity:
@@ -47,7 +42,7 @@ class Claims:
             )
         if claim_id in self._void:
             return None
-        state = db.one("SELECT status FROM claims WHERE id = ?", claim_id)
+        state = self._tables.one("SELECT status FROM claims WHERE id = ?", claim_id)
         if state is not None:
             if state != "open":
                 raise StoreFault(f"claim {claim_id} is {state}: take a new one")
@@ -63,30 +58,32 @@ class Claims:
         )
         if chosen is None:
             return None
-        now = db.clock()
-        db.sql.execute(
+        now = self._tables.clock()
+        self._tables.sql.execute(
             "INSERT INTO claims (id, status, version, size, opened_at) VALUES (?, 'open', ?, ?, ?)",
             (claim_id, version, count, now),
         )
-        db.sql.executemany(
+        self._tables.sql.executemany(
             "UPDATE episodes SET status = 'claimed', claim = ?, claimed_at = ? WHERE unit = ? AND status = 'ready'",
             [(claim_id, now, unit.number) for unit in chosen],
         )
-        db.sql.execute("INSERT INTO claim_members SELECT claim, id FROM episodes WHERE claim = ?", (claim_id,))
-        db.count("claims")
+        self._tables.sql.execute(
+            "INSERT INTO claim_members SELECT claim, id FROM episodes WHERE claim = ?", (claim_id,)
+        )
+        self._tables.count("claims")
         return self._read(claim_id)
 
     def prepare(self, version: int) -> int:
         """Free the slots that a claim at `version` frees even if it then waits; how many episodes those are."""
-        held = self._db.one("SELECT coalesce(sum(size), 0) FROM claims WHERE held = 1")
-        self._db.sql.execute("UPDATE claims SET held = 0 WHERE held = 1")
+        held = self._tables.one("SELECT coalesce(sum(size), 0) FROM claims WHERE held = 1")
+        self._tables.sql.execute("UPDATE claims SET held = 0 WHERE held = 1")
         return int(held) + self._drop_stale(version)
 
     def void(self, claim_ids: Sequence[str]) -> None:
         """Release claims whose answer never reached the learner, now or when they come."""
         self._void.update(claim_ids)
         for claim_id in claim_ids:
-            if self._db.one("SELECT status FROM claims WHERE id = ?", claim_id) == "open":
+            if self._tables.one("SELECT status FROM claims WHERE id = ?", claim_id) == "open":
                 self.release(claim_id)
 
     def commit(self, claim_id: str, version: int) -> None:
@@ -102,91 +99,89 @@ class Claims:
                 f"claim {claim_id} was released, its episodes may be in another claim by now: "
                 "do not keep the step that used it; go back to the last checkpoint"
             )
-        db = self._db
-        trained = db.sql.execute(
+        trained = self._tables.sql.execute(
             "UPDATE episodes SET status = 'trained' WHERE claim = ? AND status = 'claimed'", (claim_id,)
         )
-        db.sql.execute(
+        self._tables.sql.execute(
             "UPDATE claims SET status = 'committed', closed_at = ?, held = ? WHERE id = ?",
-            (db.clock(), int(version > db.version), claim_id),
+            (self._tables.clock(), int(version > self._tables.version), claim_id),
         )
-        db.sql.execute("UPDATE claims SET version = max(version, ?) WHERE id = ?", (version, claim_id))
-        db.count("trained", trained.rowcount)
+        self._tables.sql.execute("UPDATE claims SET version = max(version, ?) WHERE id = ?", (version, claim_id))
+        self._tables.count("trained", trained.rowcount)
 
     def release(self, claim_id: str) -> None:
         """The claim's episodes are ready again, in their old places. Twice is harmless; not after a commit."""
         state = self._state(claim_id)
         if state == "committed":
             raise StoreFault(f"claim {claim_id} is committed: its episodes were trained and cannot be given back")
-        db = self._db
-        db.sql.execute(
+        self._tables.sql.execute(
             "UPDATE episodes SET status = 'ready', claim = NULL, claimed_at = NULL "
             "WHERE claim = ? AND status = 'claimed'",
             (claim_id,),
         )
-        db.sql.execute("UPDATE claims SET status = 'released', closed_at = ? WHERE id = ?", (db.clock(), claim_id))
+        self._tables.sql.execute(
+            "UPDATE claims SET status = 'released', closed_at = ? WHERE id = ?", (self._tables.clock(), claim_id)
+        )
 
     def recover(self, trained: Sequence[str]) -> None:
         """Bring the claims in line with the learner's checkpoint, which holds exactly the claims `trained`
         (of those that are not committed yet; committed ones may be named too): they are committed, every other
         open claim is released. To be called by a learner when it starts or resumes, never beside another one."""
-        db = self._db
         for claim_id in trained:
             self._state(claim_id)
-        for row in db.all("SELECT id FROM claims WHERE status = 'open'"):
+        for row in self._tables.all("SELECT id FROM claims WHERE status = 'open'"):
             if row["id"] not in trained:
                 self.release(row["id"])
         for claim_id in trained:
             if self._state(claim_id) == "released":
                 # Released by mistake while its checkpoint existed; nothing is open now, so it can be taken back.
                 self._reopen(claim_id)
-            self.commit(claim_id, db.version)
-        db.sql.execute("UPDATE claims SET held = 0 WHERE held = 1")
+            self.commit(claim_id, self._tables.version)
+        self._tables.sql.execute("UPDATE claims SET held = 0 WHERE held = 1")
 
     def published(self, version: int) -> None:
         """The engines serve `version`: the claims that led to it hold no slots any more."""
-        self._db.sql.execute("UPDATE claims SET held = 0 WHERE held = 1 AND version <= ?", (version,))
+        self._tables.sql.execute("UPDATE claims SET held = 0 WHERE held = 1 AND version <= ?", (version,))
 
     def _reopen(self, claim_id: str) -> None:
-        db = self._db
-        db.sql.execute(
+        self._tables.sql.execute(
             "UPDATE episodes SET status = 'claimed', claim = ?, claimed_at = ? WHERE status = 'ready' AND id IN "
             "(SELECT episode FROM claim_members WHERE claim = ?)",
-            (claim_id, db.clock(), claim_id),
+            (claim_id, self._tables.clock(), claim_id),
         )
-        db.sql.execute("UPDATE claims SET status = 'open' WHERE id = ?", (claim_id,))
+        self._tables.sql.execute("UPDATE claims SET status = 'open' WHERE id = ?", (claim_id,))
 
     def _state(self, claim_id: str) -> str:
-        state = self._db.one("SELECT status FROM claims WHERE id = ?", claim_id)
+        state = self._tables.one("SELECT status FROM claims WHERE id = ?", claim_id)
         if state is None:
             raise KeyError(
-                f"no claim {claim_id} in {self._db.path}: do the checkpoint and the episode store belong to one run?"
+                f"no claim {claim_id} in {self._tables.path}: "
+                "do the checkpoint and the episode store belong to one run?"
             )
         return str(state)
 
     def _drop_stale(self, version: int) -> int:
         if self._config.lag_limit is None:
             return 0
-        db = self._db
         dropped = 0
-        units = db.all(
+        units = self._tables.all(
             "SELECT unit, min(oldest_version) AS oldest, min(id) AS id FROM episodes WHERE status = 'ready' "
             "GROUP BY unit HAVING count(*) = ?",
             self._config.group_size,
         )
         for unit in units:
             if rules.is_stale(self._config, unit["oldest"], version):
-                db.sql.execute(
+                self._tables.sql.execute(
                     "UPDATE episodes SET status = 'stale' WHERE unit = ? AND status = 'ready'", (unit["unit"],)
                 )
-                db.count("stale", self._config.group_size)
+                self._tables.count("stale", self._config.group_size)
                 reason = f"sampled by version {unit['oldest']}, claimed at {version}, limit {self._config.lag_limit}"
-                db.event(db.clock(), unit["id"], "stale", reason)
+                self._tables.event(self._tables.clock(), unit["id"], "stale", reason)
                 dropped += self._config.group_size
         return dropped
 
     def _ready(self) -> list[rules.Unit]:
-        rows = self._db.all(
+        rows = self._tables.all(
             "SELECT unit, max(number) AS completed, max(finished_at - issued_at) AS latency, "
             "min(oldest_version) AS oldest FROM episodes WHERE status = 'ready' GROUP BY unit HAVING count(*) = ?",
             self._config.group_size,
@@ -197,7 +192,7 @@ class Claims:
         """Numbers of the units that something still runs for."""
         if self._config.order == "completion":
             return []
-        rows = self._db.all(
+        rows = self._tables.all(
             "SELECT DISTINCT unit FROM tickets WHERE kind = 'train' AND doomed = 0 AND status IN ('waiting', 'leased')"
         )
         return [row["unit"] for row in rows if row["unit"] not in ready]
@@ -205,8 +200,8 @@ class Claims:
     def _ages(self, pending: Sequence[int]) -> list[float]:
         if self._config.order != "quota" or not pending:
             return []
-        now = self._db.clock()
-        rows = self._db.all(
+        now = self._tables.clock()
+        rows = self._tables.all(
             "SELECT unit, min(coalesce(issued_at, ?)) AS issued FROM tickets "
             "WHERE kind = 'train' AND doomed = 0 AND status IN ('waiting', 'leased') GROUP BY unit",
             now,
@@ -216,7 +211,7 @@ class Claims:
     def _recent(self) -> list[float]:
         if self._config.order != "quota":
             return []
-        rows = self._db.all(
+        rows = self._tables.all(
             "SELECT max(finished_at - issued_at) AS latency FROM (SELECT unit, finished_at, issued_at FROM episodes "
             "WHERE kind != 'evaluate' ORDER BY number DESC LIMIT ?) GROUP BY unit",
             REFERENCE * self._config.group_size,
@@ -224,9 +219,8 @@ class Claims:
         return [row["latency"] for row in rows]
 
     def _read(self, claim_id: str) -> Claim:
-        db = self._db
-        version = db.one("SELECT version FROM claims WHERE id = ?", claim_id)
-        rows = db.all("SELECT * FROM episodes WHERE claim = ? ORDER BY number", claim_id)
+        version = self._tables.one("SELECT version FROM claims WHERE id = ?", claim_id)
+        rows = self._tables.all("SELECT * FROM episodes WHERE claim = ? ORDER BY number", claim_id)
         facts = [
             {
                 "issued_at": row["issued_at"],

@@ -7,20 +7,29 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import aiohttp
 import msgspec
 
 from agent.episode import Episode, encode
-from agent.store.protocol import Claim, Ending, EpisodeRow, EvaluationStatus, StoreFault, StoreFull, StoreStatus, Ticket
+from agent.store.protocol import (
+    MSGPACK,
+    Claim,
+    Ending,
+    EpisodeRow,
+    EvaluationStatus,
+    StoreFault,
+    StoreFull,
+    StoreStatus,
+    Ticket,
+)
 from agent.store.reading import EpisodeFilter
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HEARTBEAT_S = 5.0
-MSGPACK = "application/msgpack"
 
 
 class StoreClient:
@@ -37,10 +46,13 @@ class StoreClient:
 
     From the first lease until `release_worker` or `close` a task of the client tells the store every few seconds that
     the worker is alive; a silent worker's tickets are dealt to others.
+
+    `kind`: what it leases, None: tickets of both kinds.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 60.0, kind: Literal["train", "evaluate"] | None = None) -> None:
         self.url = url.rstrip("/")
+        self._kind = kind
         self.timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
         self._workers: set[str] = set()
@@ -62,7 +74,7 @@ class StoreClient:
         if self._heart is None:
             self._heart = asyncio.create_task(self._beat())
         request, void = uuid.uuid4().hex, list(self._lost_leases)
-        body = {"n": n, "worker": worker, "wait_s": wait_s, "request": request, "void": void}
+        body = {"n": n, "worker": worker, "wait_s": wait_s, "request": request, "void": void, "kind": self._kind}
         try:
             tickets = await self._call("POST", "/lease", list[Ticket], body, wait_s=wait_s)
         except BaseException:  # also cancelled: whatever the store answers, it does not arrive
@@ -127,12 +139,23 @@ class StoreClient:
         """Stop (or go on) dealing new training tickets; evaluations and retries go on."""
         await self._call("POST", "/pause", None, {"paused": paused})
 
-    async def start_evaluation(self, version: int, tasks: Sequence[int], samples: int, name: str = "") -> str:
-        """Have `samples` episodes of every held-out task run at `version`; the evaluation's id.
+    async def start_evaluation(
+        self,
+        version: int,
+        tasks: Sequence[int],
+        samples: int,
+        name: str = "",
+        *,
+        environment: str = "",
+        pinned: bool = True,
+    ) -> str:
+        """Have `samples` episodes of every held-out task of `environment` run at `version`; the evaluation's id.
 
-        The same arguments give the same evaluation; `name` tells apart what is to be measured twice.
+        The same arguments give the same evaluation; `name` tells apart what is to be measured twice. With `pinned`
+        false the engines may move on to other versions meanwhile.
         """
         body = {"version": version, "tasks": list(tasks), "samples": samples, "name": name}
+        body |= {"environment": environment, "pinned": pinned}
         return await self._call("POST", "/evaluations", str, body)
 
     async def evaluation(self, evaluation_id: str) -> EvaluationStatus:

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agent.store.protocol import StoreFault
 
 FIXED_KEYS = ("tasks", "seed", "group_size")
 """Keys that decide which ticket comes next: another value would make the saved data cursor mean something else."""
+
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+"""How an environment of a mixture may be called: its name is part of tickets' ids, and so of addresses."""
+
+
+class EnvironmentShare(BaseModel):
+    """One environment of a mixture: so many tasks, dealt in proportion to `weight`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=NAME)
+    tasks: int = Field(ge=1)
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
 
 class StoreConfig(BaseModel):
@@ -19,6 +39,9 @@ class StoreConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tasks: int = Field(default=0, ge=0, description="number of training tasks; 0: the store deals evaluations only")
+    environments: tuple[EnvironmentShare, ...] = Field(
+        default=(), description="instead of tasks: several environments, each task's drawn by weight"
+    )
     seed: int = 0
     group_size: int = Field(default=1, ge=1, description="episodes of a task that are claimed together or not at all")
     batch: int = Field(default=128, ge=1, description="episodes of one learner step")
@@ -34,14 +57,29 @@ class StoreConfig(BaseModel):
     worker_timeout_s: float = Field(default=60.0, gt=0, description="silence after which a worker counts as dead")
     restart_grace_s: float = Field(default=15.0, ge=0, description="the same, counted from a restart of the store")
     max_bytes: int | None = Field(default=None, ge=65536, description="ceiling of the file; default: the disk's")
+    evaluations_at_once: int | None = Field(
+        default=None, ge=1, description="evaluation tickets leased at once; default: as many as there are"
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> StoreConfig:
+        if self.tasks and self.environments:
+            raise ValueError("tasks is for a single environment: leave it out, each of environments has its own")
+        names = [share.name for share in self.environments]
+        if len(set(names)) < len(names):
+            raise ValueError(f"environments: two have the same name among {', '.join(names)}; rename one")
         if self.batch % self.group_size:
             raise ValueError(f"batch={self.batch} is no multiple of group_size={self.group_size}: no batch would fit")
         if self.max_ready is not None and self.max_ready < self.batch:
             raise ValueError(f"max_ready={self.max_ready} < batch={self.batch}: a batch would never be complete")
         return self
+
+    @property
+    def what_is_dealt(self) -> dict[str, str]:
+        """What may not change over a run's sessions, by key, as text: another value would make the saved place in the
+        data mean something else. Weights may: they decide only what is drawn from then on."""
+        environments = [[share.name, share.tasks] for share in self.environments]
+        return {key: json.dumps(getattr(self, key)) for key in FIXED_KEYS} | {"environments": json.dumps(environments)}
 
     @property
     def capacity(self) -> int:
@@ -59,3 +97,25 @@ class StoreConfig(BaseModel):
     def window_units(self) -> int:
         """The window in units (episodes, or groups for group methods), at least 1."""
         return max(1, (self.window or self.batch) // self.group_size)
+
+
+def read_config(file: Path | None, overrides: Sequence[str]) -> StoreConfig | None:
+    """The keys of a YAML file and of `key=value` words; None if there are none: then the saved configuration counts.
+
+    Raises `StoreFault`, and pydantic's ValidationError for keys that are wrong.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        loaded = yaml.safe_load(file.read_text()) or {}
+        if not isinstance(loaded, dict):
+            raise StoreFault(f"{file}: expected keys and values")
+        values.update(loaded)
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise StoreFault(f"{override}: expected key=value")
+        try:
+            values[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise StoreFault(f"{key}: {value!r} is no YAML value") from error
+    return StoreConfig(**values) if values else None

@@ -1,4 +1,4 @@
-"""The SQLite file under the ledger: one owner, grouped commits, small persistent values."""
+"""An SQLite file with one owner: grouped commits, small persistent values. Whose tables are in it is not known here."""
 
 from __future__ import annotations
 
@@ -15,59 +15,23 @@ from agent.store.protocol import StoreFault, StoreFull
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS events (
-    number INTEGER PRIMARY KEY, at REAL NOT NULL, ticket TEXT NOT NULL, what TEXT NOT NULL, reason TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS tickets (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, unit INTEGER NOT NULL,
-    task_index INTEGER NOT NULL, epoch INTEGER NOT NULL, seed INTEGER NOT NULL, attempt INTEGER NOT NULL,
-    group_id TEXT, pinned_version INTEGER, evaluation TEXT,
-    status TEXT NOT NULL CHECK (status IN ('waiting', 'leased', 'done', 'lost')),
-    doomed INTEGER NOT NULL DEFAULT 0, worker TEXT, request TEXT, issued_at REAL, issued_version INTEGER);
-CREATE INDEX IF NOT EXISTS tickets_live ON tickets (status, kind, number);
-CREATE INDEX IF NOT EXISTS tickets_unit ON tickets (unit);
-CREATE INDEX IF NOT EXISTS tickets_evaluation ON tickets (evaluation) WHERE evaluation IS NOT NULL;
-CREATE TABLE IF NOT EXISTS episodes (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL,
-    status TEXT NOT NULL CHECK (status IN ('ready', 'claimed', 'trained', 'stale', 'dropped', 'evaluation')),
-    unit INTEGER NOT NULL, task_index INTEGER NOT NULL, epoch INTEGER NOT NULL, group_id TEXT, env_id TEXT NOT NULL,
-    task_id TEXT NOT NULL, reward REAL NOT NULL, tokens INTEGER NOT NULL, turns INTEGER NOT NULL,
-    oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL, stop_reason TEXT NOT NULL, worker TEXT NOT NULL,
-    attempt INTEGER NOT NULL, issued_at REAL NOT NULL, issued_version INTEGER NOT NULL, finished_at REAL NOT NULL,
-    claimed_at REAL, claim TEXT, evaluation TEXT, data BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS episodes_live ON episodes (status, unit);
-CREATE INDEX IF NOT EXISTS episodes_claim ON episodes (claim) WHERE claim IS NOT NULL;
-CREATE INDEX IF NOT EXISTS episodes_evaluation ON episodes (evaluation) WHERE evaluation IS NOT NULL;
-CREATE TABLE IF NOT EXISTS claims (
-    id TEXT PRIMARY KEY, status TEXT NOT NULL CHECK (status IN ('open', 'committed', 'released')),
-    version INTEGER NOT NULL, size INTEGER NOT NULL, held INTEGER NOT NULL DEFAULT 0,
-    opened_at REAL NOT NULL, closed_at REAL);
-CREATE INDEX IF NOT EXISTS claims_live ON claims (held, status);
-CREATE TABLE IF NOT EXISTS claim_members (
-    claim TEXT NOT NULL, episode TEXT NOT NULL, PRIMARY KEY (claim, episode)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS evaluations (
-    id TEXT PRIMARY KEY, version INTEGER NOT NULL, requested INTEGER NOT NULL, created_at REAL NOT NULL);
-"""
-
 
 class Database:
     """An SQLite file (WAL, synchronous=FULL) with one owner: a second one is refused by a lock file beside it.
 
-    Not thread-safe: use it from one thread. Every change happens inside `apply`. `schema` must make the tables `meta`,
-    `counters` and `events` where their methods are used; `what` names the file's owner in messages.
+    Not thread-safe: use it from one thread. Every change happens inside `apply`. `schema` (SQL, run at every opening)
+    must make the tables `meta`, `counters` and `events` where their methods are used; a file of another `version` of it
+    is refused; `what` names the file's owner in messages. Raises `StoreFault`.
     """
 
     def __init__(
         self,
         path: Path | str,
         *,
+        schema: str,
+        version: int,
+        what: str,
         max_bytes: int | None = None,
-        schema: str = SCHEMA,
-        version: int = SCHEMA_VERSION,
-        what: str = "episode store",
     ) -> None:
         self.path = Path(path)
         self._what = what
@@ -83,10 +47,10 @@ class Database:
                 page = int(self.sql.execute("PRAGMA page_size").fetchone()[0])
                 self.sql.execute(f"PRAGMA max_page_count={max(1, max_bytes // page)}")
             self.sql.executescript(schema)
-            found = int(self.meta("schema", str(version)))
-            if found != version:
+            written = int(self.meta("schema", str(version)))
+            if written != version:
                 raise StoreFault(
-                    f"{self.path} was written with schema {found}, this program reads {version}: "
+                    f"{self.path} was written with schema {written}, this program reads {version}: "
                     "open it with the version of the program that wrote it, or start a new run"
                 )
             self.apply([lambda: self.set_meta("schema", str(version))])
@@ -180,8 +144,8 @@ class Database:
 
     def meta(self, key: str, default: str) -> str:
         """A persistent value."""
-        found = self.one("SELECT value FROM meta WHERE key = ?", key)
-        return default if found is None else str(found)
+        value = self.one("SELECT value FROM meta WHERE key = ?", key)
+        return default if value is None else str(value)
 
     def set_meta(self, key: str, value: str) -> None:
         """Set a persistent value."""

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+MSGPACK = "application/msgpack"
+
 
 class StoreFault(RuntimeError):
     """The store could not be reached or refused; the message says what to do."""
@@ -21,7 +23,8 @@ class Ticket(msgspec.Struct, frozen=True):
     `task_index` points into the environment's `task_ids` (the training environment's, or the held-out one's for
     kind "evaluate"); the store deals every index once an epoch (once a group for group methods) in a seeded
     order. `id` is also the episode's id, so that delivering twice is harmless. `seed` differs between the members
-    of a group and between attempts.
+    of a group and between attempts. `environment` names one of several environments (or evaluation sets) that the
+    runtime knows; "" where there is one only.
     """
 
     id: str
@@ -32,6 +35,7 @@ class Ticket(msgspec.Struct, frozen=True):
     attempt: int = 0
     group_id: str | None = None
     pinned_version: int | None = None
+    environment: str = ""
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -113,3 +117,84 @@ class StoreStatus(msgspec.Struct, frozen=True):
     epoch: int
     counters: dict[str, int] = {}
     metrics: dict[str, Any] = {}
+
+
+class LeaseRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /lease. `request` names this call; `void` names earlier ones whose answers were lost: their tickets come
+    back. `kind`: only tickets of that kind."""
+
+    n: int
+    worker: str
+    kind: Literal["train", "evaluate"] | None = None
+    wait_s: float = 0.0
+    request: str | None = None
+    void: list[str] = []
+
+
+class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /claim. `claim_id` is chosen by the caller; `void` names earlier claims whose answers were lost."""
+
+    claim_id: str
+    n: int
+    version: int
+    wait_s: float = 0.0
+    void: list[str] = []
+
+
+class FailRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /tickets/{id}/failure. `worker` "": nobody says who held the ticket."""
+
+    reason: str
+    retry: bool = True
+    worker: str = ""
+
+
+class CommitRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /commit. `version`: the one that the step made, or the present one."""
+
+    claim_id: str
+    version: int
+
+
+class ReleaseRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /release."""
+
+    claim_id: str
+
+
+class RecoverRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /recover: the claims that the learner's checkpoint holds."""
+
+    claim_ids: list[str] = []
+
+
+class VersionRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /version: what the engines serve from now on."""
+
+    version: int
+
+
+class WorkerRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /heartbeat and /release_worker."""
+
+    worker: str
+
+
+class PauseRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /pause."""
+
+    paused: bool
+
+
+class EvaluationRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /evaluations: `samples` of each of the held-out `tasks` of `environment`, by `version`.
+
+    `pinned` false: tokens may be of other versions too, for engines that are given new weights meanwhile.
+    """
+
+    version: int
+    tasks: list[int]
+    samples: int
+    name: str = ""
+    environment: str = ""
+    pinned: bool = True

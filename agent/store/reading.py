@@ -44,9 +44,9 @@ def list_episodes(sql: sqlite3.Connection, wanted: EpisodeFilter) -> list[Episod
         if value is not None and name not in ("limit", "offset", "newest_first"):
             clauses.append(bounds.get(name, f"{name} = ?"))
             values.append(value)
-    where = f"WHERE {' AND '.join(clauses)}" if clauses else ""
+    condition = f"WHERE {' AND '.join(clauses)}" if clauses else ""
     direction = "DESC" if wanted.newest_first else "ASC"
-    query = f"SELECT {COLUMNS} FROM episodes {where} ORDER BY number {direction} LIMIT ? OFFSET ?"
+    query = f"SELECT {COLUMNS} FROM episodes {condition} ORDER BY number {direction} LIMIT ? OFFSET ?"
     rows = sql.execute(query, [*values, max(0, min(wanted.limit, 10_000)), max(0, wanted.offset)])
     return [EpisodeRow(*row) for row in rows]
 

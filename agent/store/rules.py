@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agent.episode import StopReason
 from agent.store.config import StoreConfig
 
 
@@ -39,26 +40,39 @@ def epoch_order(seed: int, epoch: int, tasks: int) -> tuple[int, ...]:
     return tuple(order)
 
 
+def draw_environment(seed: int, draw: int, weights: Sequence[float]) -> int:
+    """Which environment of a mixture the draw number `draw` takes; a function of its arguments only.
+
+    Each index comes with probability weight / sum of weights, independent of all other draws.
+    """
+    return random.Random(f"environment:{seed}:{draw}").choices(range(len(weights)), weights)[0]
+
+
 def ticket_seed(*parts: int | str) -> int:
     """A seed in [0, 2**31) that depends on all of `parts`, the same on every machine."""
     digest = hashlib.blake2b(":".join(map(str, parts)).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
-def may_deal(config: StoreConfig, *, outstanding: int, ready: int) -> bool:
-    """Whether one more unit may be dealt.
+def units_to_deal(config: StoreConfig, *, outstanding: int, ready: int) -> int:
+    """How many more units may be dealt.
 
     `outstanding`: training episodes that are waiting, leased, ready, claimed, or committed with their version not
     yet published. The sum is read from disk, so a restart does not reset it. `ready`: backpressure.
     """
-    if outstanding + config.group_size > config.capacity:
-        return False
-    return config.max_ready is None or ready < config.max_ready
+    if not (config.tasks or config.environments) or (config.max_ready is not None and ready >= config.max_ready):
+        return 0
+    return max(0, config.capacity - outstanding) // config.group_size
 
 
 def retries(config: StoreConfig, attempt: int, retry: bool) -> bool:
     """Whether a ticket whose attempt number `attempt` (from 0) failed is dealt again."""
     return retry and attempt + 1 < config.max_attempts
+
+
+def unwanted(config: StoreConfig, stop: StopReason) -> str:
+    """Why an episode that ended so is kept but never trained; "" if it is wanted."""
+    return f"{stop.value}, and drop_truncated is set" if config.drop_truncated and stop.truncated else ""
 
 
 def is_stale(config: StoreConfig, oldest_version: int, version: int) -> bool:

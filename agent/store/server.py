@@ -9,18 +9,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from agent import STARTED_BY
 from agent import episode as episodes
+from agent.child_processes import announce_port
 from agent.store import reading
+from agent.store.database_thread import DatabaseThread
 from agent.store.ledger import Ledger
-from agent.store.protocol import Claim, StoreFault, StoreFull
-from agent.store.worker import LedgerThread
+from agent.store.protocol import (
+    MSGPACK,
+    Claim,
+    ClaimRequest,
+    CommitRequest,
+    EvaluationRequest,
+    FailRequest,
+    LeaseRequest,
+    PauseRequest,
+    RecoverRequest,
+    ReleaseRequest,
+    StoreFault,
+    StoreFull,
+    VersionRequest,
+    WorkerRequest,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -28,65 +49,6 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_BODY = 512 * 2**20
 MAX_WAIT_S = 300.0
-MSGPACK = "application/msgpack"
-
-
-class LeaseRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`request` names this call; `void` names earlier ones whose answers were lost: their tickets come back."""
-
-    n: int
-    worker: str
-    wait_s: float = 0.0
-    request: str | None = None
-    void: list[str] = []
-
-
-class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`claim_id` is chosen by the caller; `void` names earlier claims whose answers were lost."""
-
-    claim_id: str
-    n: int
-    version: int
-    wait_s: float = 0.0
-    void: list[str] = []
-
-
-class FailRequest(msgspec.Struct, forbid_unknown_fields=True):
-    reason: str
-    retry: bool = True
-    worker: str = ""
-
-
-class CommitRequest(msgspec.Struct, forbid_unknown_fields=True):
-    claim_id: str
-    version: int
-
-
-class ReleaseRequest(msgspec.Struct, forbid_unknown_fields=True):
-    claim_id: str
-
-
-class RecoverRequest(msgspec.Struct, forbid_unknown_fields=True):
-    claim_ids: list[str] = []
-
-
-class VersionRequest(msgspec.Struct, forbid_unknown_fields=True):
-    version: int
-
-
-class WorkerRequest(msgspec.Struct, forbid_unknown_fields=True):
-    worker: str
-
-
-class PauseRequest(msgspec.Struct, forbid_unknown_fields=True):
-    paused: bool
-
-
-class EvaluationRequest(msgspec.Struct, forbid_unknown_fields=True):
-    version: int
-    tasks: list[int]
-    samples: int
-    name: str = ""
 
 
 class StoreServer:
@@ -98,7 +60,7 @@ class StoreServer:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self._thread = LedgerThread(ledger)
+        self._thread = DatabaseThread(ledger)
         self._changed = asyncio.Event()
         self._stopping = False
         self._reaper: asyncio.Task[None] | None = None
@@ -155,10 +117,19 @@ class StoreServer:
 
     async def _reap(self) -> None:
         period = min(1.0, self.ledger.config.worker_timeout_s / 4)
+        last = time.monotonic()
+
+        def reap() -> int:
+            # Suspended, swapped out or busy with its disk, the store heard nobody: that is no worker's silence.
+            nonlocal last
+            now = time.monotonic()
+            deaf_s, last = max(0.0, now - last - period), now
+            return self.ledger.tickets.reap(deaf_s=deaf_s)
+
         while True:
             await asyncio.sleep(period)
             try:
-                if await self._thread.run(self.ledger.reap):
+                if await self._thread.run(reap):
                     self._notify()
             except (StoreFault, sqlite3.Error, TimeoutError) as error:
                 log.error("cannot look after silent workers: %s", error)
@@ -175,15 +146,15 @@ class StoreServer:
         self._notify()
         return answer
 
-    async def _poll(self, attempt: Callable[[], Awaitable[T]], found: Callable[[T], bool], wait_s: float) -> T:
-        """Repeat `attempt` after every change until its answer is `found`, at most `wait_s` (and MAX_WAIT_S)."""
+    async def _poll(self, attempt: Callable[[], Awaitable[T]], complete: Callable[[T], bool], wait_s: float) -> T:
+        """Repeat `attempt` after every change until its answer is `complete`, at most `wait_s` (and MAX_WAIT_S)."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(max(0.0, wait_s), MAX_WAIT_S)
         while True:
             changed = self._changed  # taken before the attempt: a change during it is not missed
             answer = await attempt()
             left = deadline - loop.time()
-            if found(answer) or left <= 0 or self._stopping:
+            if complete(answer) or left <= 0 or self._stopping:
                 return answer
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), left)
@@ -205,9 +176,9 @@ class StoreServer:
         if body.n < 1 or not body.worker:
             raise web.HTTPBadRequest(text="a lease needs n >= 1 and the name of the worker")
         if body.void:
-            await self._change(lambda: self.ledger.void(body.void))
+            await self._change(lambda: self.ledger.tickets.void(body.void))
         tickets = await self._poll(
-            lambda: self._thread.run(lambda: self.ledger.lease(body.n, body.worker, body.request)),
+            lambda: self._thread.run(lambda: self.ledger.tickets.lease(body.n, body.worker, body.request, body.kind)),
             bool,
             0 if self._stopping else body.wait_s,
         )
@@ -215,7 +186,7 @@ class StoreServer:
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         body = await _body(request, WorkerRequest)
-        await self._thread.run(lambda: self.ledger.heard_of(body.worker))
+        await self._thread.run(lambda: self.ledger.tickets.heard_of(body.worker))
         return _packed(None)
 
     async def _deliver(self, request: web.Request) -> web.Response:
@@ -225,12 +196,14 @@ class StoreServer:
             episode = await asyncio.to_thread(episodes.decode, data)
         except episodes.EpisodeError as error:
             reason = str(error)
-            return _packed(await self._change(lambda: self.ledger.reject(ticket, reason)))
-        return _packed(await self._change(lambda: self.ledger.deliver(ticket, episode, data)))
+            return _packed(await self._change(lambda: self.ledger.tickets.reject(ticket, reason)))
+        return _packed(await self._change(lambda: self.ledger.tickets.deliver(ticket, episode, data)))
 
     async def _fail(self, request: web.Request) -> web.Response:
         ticket, body = request.match_info["id"], await _body(request, FailRequest)
-        ending = await self._change(lambda: self.ledger.fail(ticket, body.reason, retry=body.retry, worker=body.worker))
+        ending = await self._change(
+            lambda: self.ledger.tickets.fail(ticket, body.reason, retry=body.retry, worker=body.worker)
+        )
         return _packed(ending)
 
     async def _claim(self, request: web.Request) -> web.Response:
@@ -247,7 +220,7 @@ class StoreServer:
                 self._notify()
             return claim
 
-        claim = await self._poll(attempt, lambda found: found is not None, 0 if self._stopping else body.wait_s)
+        claim = await self._poll(attempt, lambda taken: taken is not None, 0 if self._stopping else body.wait_s)
         return _packed(claim)
 
     async def _commit(self, request: web.Request) -> web.Response:
@@ -268,25 +241,35 @@ class StoreServer:
 
     async def _pause(self, request: web.Request) -> web.Response:
         body = await _body(request, PauseRequest)
-        return _packed(await self._change(lambda: self.ledger.pause(body.paused)))
+        return _packed(await self._change(lambda: self.ledger.tickets.pause(body.paused)))
 
     async def _release_worker(self, request: web.Request) -> web.Response:
         body = await _body(request, WorkerRequest)
-        return _packed(await self._change(lambda: self.ledger.release_worker(body.worker)))
+        return _packed(await self._change(lambda: self.ledger.tickets.release_worker(body.worker)))
 
     async def _start_evaluation(self, request: web.Request) -> web.Response:
         body = await _body(request, EvaluationRequest)
+        start = self.ledger.evaluations.start
         return _packed(
-            await self._change(lambda: self.ledger.start_evaluation(body.version, body.tasks, body.samples, body.name))
+            await self._change(
+                lambda: start(
+                    body.version,
+                    body.tasks,
+                    body.samples,
+                    body.name,
+                    environment=body.environment,
+                    pinned=body.pinned,
+                )
+            )
         )
 
     async def _evaluation(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
-        return _packed(await self._thread.run(lambda: self.ledger.evaluation(name)))
+        return _packed(await self._thread.run(lambda: self.ledger.evaluations.read(name)))
 
     async def _cancel_evaluation(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
-        return _packed(await self._change(lambda: self.ledger.cancel_evaluation(name)))
+        return _packed(await self._change(lambda: self.ledger.evaluations.cancel(name)))
 
     async def _list_episodes(self, request: web.Request) -> web.Response:
         try:
@@ -312,6 +295,36 @@ class StoreServer:
     async def _forget(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
         return _packed(await self._change(lambda: self.ledger.offers.forget(name)))
+
+
+async def serve(ledger: Ledger, host: str, port: int, *, port_file: Path | None, exit_with_parent: bool) -> None:
+    """Serve `ledger` until SIGTERM or SIGINT (or the parent's end, if asked), and close it. Raises OSError.
+
+    `port` 0: any free one. `port_file` says which, once the store answers.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = StoreServer(ledger)
+    runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=10.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        port = runner.addresses[0][1]
+        announce_port(port_file, port)
+        log.info("episode store %s at http://%s:%d", ledger.path, host, port)
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 0.5 if exit_with_parent else None)
+            if exit_with_parent and os.getppid() != STARTED_BY:
+                break
+        server.stop()
+    finally:
+        await runner.cleanup()
+        if port_file is not None:
+            await asyncio.to_thread(port_file.unlink, missing_ok=True)
 
 
 async def _body(request: web.Request, kind: type[S]) -> S:

@@ -1,0 +1,1 @@
+"""Math with a Python interpreter as the tool."""

@@ -1,6 +1,6 @@
 r"""`python -m envs.python_tir check FILE`: how well the grader knows a set's own gold answers.
 
-Every gold answer is written in five right forms, which must be taken, and five wrong variants, which must not
+Every gold answer is written in eight right forms, which must be taken, and nine wrong variants, which must not
 (`variants`). The rates by form are printed; a miss says what was written.
 """
 
@@ -24,9 +24,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from envs.core import EnvironmentFault
-from envs.python_tir.grading import Grader
-from envs.python_tir.problems import ProblemSourceError, load_problems
-from envs.python_tir.variants import RIGHT, WRONG
+from envs.python_tir.grading.grader import Grader
+from envs.python_tir.grading.variants import RIGHT, WRONG
+from envs.python_tir.problems.sets import ProblemSourceError
+from envs.python_tir.problems.sources import load_problems
 
 ANSWERS = ("answer", "Answer", "Short Answer", "short_answer", "final_answer", "expected_answer", "gold")
 PROBLEMS = ("problem", "Problem", "question", "Question", "prompt")

@@ -1,7 +1,7 @@
 """`sao/PythonTIR-v0`: math problems, a Python interpreter as the tool, an answer that is graded.
 
 An action is the model's text of one turn. With a tool call in it, the code runs and its plain output is the
-observation; without one, the episode ends and the last `\\boxed{...}` of that action is the answer.
+observation; without one, the episode ends and the last `\\boxed{...}` that it says is the answer.
 """
 
 from __future__ import annotations
@@ -12,13 +12,20 @@ import random
 import re
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
+from pydantic import Field
+
+from envs.arguments import Count, Number, Seconds, check_options, checked_arguments, containing, one_of
 from envs.core import TRUNCATIONS, AsyncEnv, EnvironmentFault, Step
-from envs.python_tir.problems import Problem, ProblemSet, ProblemSourceError, Spec, TaskIds, check_spec, load_problems
-from envs.python_tir.shared import Machinery, Settings, acquire, release
+from envs.python_tir.machinery import Machinery, MachinerySettings, acquire_machinery, release_machinery
+from envs.python_tir.problems.sets import Problem, ProblemSet, TaskIds
+from envs.python_tir.problems.sources import Spec, check_spec, load_problems
+from envs.said import COUNTED, Counted, said
 from envs.tool_calls import TOOL_FORMATS, ToolFormat, parse_action
+from sandboxes.backends import BACKENDS
 from sandboxes.base import Limits, SandboxFault
+from sandboxes.packages import check_packages
 
 if TYPE_CHECKING:
     from sandboxes.base import PythonResult, PythonSession
@@ -38,8 +45,8 @@ PYTHON_TOOL: dict[str, Any] = {
 }
 """The OpenAI schema of the one tool."""
 
-SYSTEM_PROMPTS: dict[ToolFormat, str] = {
-    "hermes": "Solve the problem. You may run Python with the python tool, one call a message. "
+SYSTEM_PROMPTS: dict[Literal["tools", "fenced"], str] = {
+    "tools": "Solve the problem. You may run Python with the python tool, one call a message. "
     "When you are done, give the final answer in \\boxed{}, without a tool call.",
     "fenced": "Solve the problem. You may run Python: write one ```python block a message, and its output is the "
     "reply. When you are done, give the final answer in \\boxed{}, without a code block.",
@@ -50,6 +57,7 @@ NO_PROBLEMS: Spec = {
     "source": "reasoning_gym",
     "size": 1000,
     "seed": 0,
+    "answer_form": "number",
     "families": {"chain_sum": {"min_terms": 3}, "products": {"max_terms": 3}, "lcm": {"max_numbers": 4}},
 }
 """The problems of an environment made without any: generated, so that the bare id works offline."""
@@ -62,56 +70,60 @@ _GRACE_S = 30.0
 class PythonTIR(AsyncEnv):
     """Tool-integrated reasoning on math problems; `docs/python_tir.md` is its manual page.
 
-    `problems`: see `envs.python_tir.problems`. `tool_format`: "hermes" or "fenced". `max_turns`: actions an episode
-    may take. `max_context_chars`: characters of all messages together. `wall_clock_s`: seconds from reset to the end.
-    `call_timeout_s`: seconds one tool call may take (longer is an observation, not a fault). `system_prompt`: None
-    for the default, "" for none. `prompt_template`: holds `{problem}`. `sandbox`: "auto" or a backend's name.
-    `memory_mb`, `output_bytes`: limits of the interpreter; `spares`: interpreters kept warm, for all environments of
-    an event loop together. `tool=False` is the control: the same prompt, but every call is answered with a refusal.
-    `reward_correct`, `reward_wrong`: what the grade is worth. `grader_workers`, `grader_timeout_s`: the grader's.
+    `problems`: see `envs.python_tir.problems.sources`. `tool_format`: the form of calls, "auto" for the
+    policy's own (`AsyncEnv.tool_format`), "fenced" for a block of Python. `max_turns`: actions that
+    an episode may take. `max_context_chars`: characters of all messages together. `wall_clock_s`: seconds from reset to
+    the end. `call_timeout_s`: seconds one tool call may take (longer is an observation, not a fault). `system_prompt`:
+    None for the default, "" for none. `prompt_template`: holds `{problem}`. `sandbox`: "auto" or a backend's name.
+    `memory_mb`, `output_bytes`: limits of the interpreter; `spares`: interpreters kept warm, for all environments of an
+    event loop together. `tool=False` is the control: the same prompt, but every call is answered with a refusal.
+    `reward_correct`, `reward_wrong`: what the grade is worth; a partial score lies between. `answer_in`: "said", or
+    "everything" to let drafts in thinking and code in calls answer as well. `grader_workers`, `grader_timeout_s`: the
+    grader's. `packages`: installed packages that the interpreter may import beside `sandboxes.packages.MATHEMATICS`.
     """
 
+    @checked_arguments(apart=("problems", "packages"))
     def __init__(
         self,
         problems: Spec | None = None,
         *,
-        tool_format: ToolFormat = "hermes",
-        max_turns: int = 50,
-        max_context_chars: int | None = None,
-        wall_clock_s: float | None = 3600.0,
-        call_timeout_s: float = 10.0,
+        tool_format: Annotated[str, one_of("auto", *TOOL_FORMATS)] = "auto",
+        max_turns: Count = 50,
+        max_context_chars: Count | None = None,
+        wall_clock_s: Seconds | None = 3600.0,
+        call_timeout_s: Seconds = 10.0,
         system_prompt: str | None = None,
-        prompt_template: str = "{problem}",
-        sandbox: str = "auto",
-        memory_mb: int = 512,
-        output_bytes: int = 16 * 1024,
-        spares: int = 4,
+        prompt_template: Annotated[str, containing("{problem}")] = "{problem}",
+        sandbox: Annotated[str, one_of("auto", *BACKENDS)] = "auto",
+        memory_mb: Count = 512,
+        output_bytes: Count = 16 * 1024,
+        spares: Annotated[int, Field(ge=0)] = 4,
         tool: bool = True,
-        reward_correct: float = 1.0,
-        reward_wrong: float = 0.0,
-        grader_workers: int = 1,
-        grader_timeout_s: float = 5.0,
+        reward_correct: Number = 1.0,
+        reward_wrong: Number = 0.0,
+        answer_in: Annotated[Counted, one_of(*COUNTED)] = "said",
+        grader_workers: Count = 1,
+        grader_timeout_s: Seconds = 5.0,
+        packages: Sequence[str] = (),
     ) -> None:
-        if tool_format not in TOOL_FORMATS:
-            raise ValueError(f"tool_format must be one of {', '.join(TOOL_FORMATS)}, not {tool_format!r}")
-        if max_turns < 1:
-            raise ValueError(f"max_turns must be at least 1, got {max_turns}")
-        if "{problem}" not in prompt_template:
-            raise ValueError("prompt_template must hold {problem}")
         self._spec: Spec = NO_PROBLEMS if problems is None else problems
         check_spec(self._spec)
         self._problems: ProblemSet | None = None
-        self._tool_format: ToolFormat = tool_format
+        self._own_format = cast(Literal["auto"] | ToolFormat, tool_format)
         self._max_turns = max_turns
         self._max_context_chars = max_context_chars
         self._wall_clock_s = wall_clock_s
         self._call_timeout_s = call_timeout_s
-        self._system_prompt = SYSTEM_PROMPTS[tool_format] if system_prompt is None else system_prompt
+        self._style: Literal["tools", "fenced"] = "fenced" if tool_format == "fenced" else "tools"
+        self._system_prompt = SYSTEM_PROMPTS[self._style] if system_prompt is None else system_prompt
         self._prompt_template = prompt_template
         self._tool = tool
         self._reward_correct, self._reward_wrong = reward_correct, reward_wrong
+        self._answer_in: Counted = answer_in
         limits = Limits(wall_clock_s=call_timeout_s, memory_bytes=memory_mb * 2**20, output_bytes=output_bytes)
-        self._settings = Settings(sandbox, limits, spares, grader_workers, grader_timeout_s)
+        self._settings = MachinerySettings(
+            sandbox, limits, spares, grader_workers, grader_timeout_s, check_packages(packages)
+        )
         self._machinery: Machinery | None = None
         self._random = random.Random()
         self._problem: Problem | None = None  # None between episodes
@@ -125,6 +137,10 @@ class PythonTIR(AsyncEnv):
         self._context_chars = 0
         self._last_action = ""
         self._deadline = float("inf")
+
+    @property
+    def _format(self) -> ToolFormat:
+        return self.tool_format if self._own_format == "auto" else self._own_format
 
     @property
     def task_ids(self) -> Sequence[str]:
@@ -141,26 +157,24 @@ class PythonTIR(AsyncEnv):
     ) -> tuple[str, dict[str, Any]]:
         """Start an episode. `options["task_id"]` names the problem; else `seed` draws it.
 
-        Raises `ProblemSourceError` for problems that cannot be loaded and `ValueError` for an unknown task id.
+        Raises `ProblemSourceError` for problems that cannot be loaded and `ValueError` for an unknown task id or
+        option.
         """
+        asked = check_options(options, "task_id")
         await self._end()
         problems = self._problems
         if problems is None:
             problems = await asyncio.to_thread(self._load)
         if seed is not None:
             self._random.seed(seed)
-        task_id = (options or {}).get("task_id")
+        task_id = asked.get("task_id")
         try:
             index = self._random.randrange(len(problems)) if task_id is None else problems.index(str(task_id))
         except KeyError:
             raise ValueError(f"there is no task {task_id!r}; the first is {problems.task_id(0)!r}") from None
         self._problem = problem = problems[index]
         if self._machinery is None:
-            try:
-                self._machinery = acquire(self._settings)
-            except SandboxFault as error:
-                self._problem = None
-                raise EnvironmentFault(f"no Python sandbox: {error}") from error
+            self._machinery = acquire_machinery(self._settings)
         self._begin_counts()
         if self._wall_clock_s is not None:
             self._deadline = time.monotonic() + self._wall_clock_s
@@ -172,7 +186,7 @@ class PythonTIR(AsyncEnv):
         return prompt, {
             "messages": messages,
             # Shown in the control without the tool as well: the prompt must not be the difference between the two.
-            "tools": [copy.deepcopy(PYTHON_TOOL)] if self._tool_format == "hermes" else [],
+            "tools": [copy.deepcopy(PYTHON_TOOL)] if self._style == "tools" else [],
             "task_id": problem.task_id,
             "family": problem.family,
             "segment": "prompt",
@@ -184,8 +198,8 @@ class PythonTIR(AsyncEnv):
         Raises `EnvironmentFault` if sandbox or grader fail; the episode is void then, and needs `areset`.
         """
         self._require_episode()
-        self._take(action)
-        parsed = parse_action(action, [PYTHON_TOOL], self._tool_format)
+        self._note(action)
+        parsed = parse_action(action, [PYTHON_TOOL], self._format)
         if parsed.call is None and parsed.error is None:
             return await self._finish(truncation=None)
         if parsed.call is not None:
@@ -219,7 +233,7 @@ class PythonTIR(AsyncEnv):
         if reason not in TRUNCATIONS:
             raise ValueError(f"a truncation is one of {', '.join(TRUNCATIONS)}, not {reason!r}")
         if action:
-            self._take(action)
+            self._note(action)
         return await self._finish(truncation=reason)
 
     async def aclose(self) -> None:
@@ -229,13 +243,13 @@ class PythonTIR(AsyncEnv):
         finally:
             machinery, self._machinery = self._machinery, None
             if machinery is not None:
-                await release(machinery)
+                await release_machinery(machinery)
 
     def _require_episode(self) -> None:
         if self._problem is None:
             raise RuntimeError("no episode is running: reset the environment first")
 
-    def _take(self, action: str) -> None:
+    def _note(self, action: str) -> None:
         self._last_action = action
         self._turns += 1
         self._context_chars += len(action)
@@ -271,9 +285,11 @@ class PythonTIR(AsyncEnv):
         assert problem is not None
         assert machinery is not None
         try:
-            correct = await machinery.grader.grade(self._last_action, problem.answer)
+            text = said(self._last_action, self._format) if self._answer_in == "said" else self._last_action
+            score = await machinery.grader.score(text, problem.answer, problem.rules, counted="everything")
         finally:
             await self._end()
+        correct = score >= problem.rules.solved_at
         info: dict[str, Any] = {
             "messages": [],
             "segment": "observation",
@@ -290,7 +306,10 @@ class PythonTIR(AsyncEnv):
         }
         if truncation is not None:
             info["truncation"] = truncation
-        reward = float(self._reward_correct if correct else self._reward_wrong)
+        share = score if problem.rules.partial else float(correct)
+        if problem.rules.scorer is not None:
+            info["metrics"]["score"] = score
+        reward = self._reward_wrong + share * (self._reward_correct - self._reward_wrong)
         return "", reward, truncation is None, truncation is not None, info
 
     async def _end(self) -> None:
@@ -314,4 +333,4 @@ def _holds_number(code: str, number: str) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(number)}(?![\w.])", code) is not None
 
 
-__all__ = ["NO_PROBLEMS", "PYTHON_TOOL", "SYSTEM_PROMPTS", "ProblemSourceError", "PythonTIR"]
+__all__ = ["NO_PROBLEMS", "PYTHON_TOOL", "SYSTEM_PROMPTS", "PythonTIR"]

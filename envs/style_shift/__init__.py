@@ -1,0 +1,1 @@
+"""Short texts for a reader whose taste changes."""

@@ -1,29 +1,22 @@
-"""`python -m envs.style_shift COMMAND ...`. Each command is a module with `add_parser` and `run`."""
+"""`python -m envs.style_shift COMMAND ...`."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-import envs.style_shift.agreement
-import envs.style_shift.tiny
-
-COMMANDS = (envs.style_shift.agreement, envs.style_shift.tiny)
+from envs.commands import run_command
+from envs.style_shift import agreement, traces
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Dispatch to a command; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m envs.style_shift",
+    """Carry out one command; returns the exit status."""
+    return run_command(
+        argv,
+        [agreement.add_parser, traces.add_parser],
+        package="envs.style_shift",
         description="Tools around StyleShift.",
-        epilog="example: python -m envs.style_shift agreement",
+        example="agreement",
     )
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(subparsers)
-    arguments = parser.parse_args(argv)
-    status: int = arguments.run(arguments)
-    return status
 
 
 if __name__ == "__main__":

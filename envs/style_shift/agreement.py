@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from envs.style_shift import judges
-from envs.style_shift.judge import Judge, JudgeFault, Verdict
-from envs.style_shift.llm_judge import LLMJudge
+from envs.style_shift.judging.judge import Judge, JudgeFault, Verdict
+from envs.style_shift.judging.llm import LLMJudge
+from envs.style_shift.judging.spec import JudgeSpec, acquire_judge, llm_settings, release_judge
 from envs.style_shift.schedule import NONE, STYLES
 
 EXAMPLES = Path(__file__).with_name("examples.jsonl")
@@ -84,20 +84,20 @@ class Agreement:
 
     def part(self, held_out: bool) -> Agreement:
         """The same, of one half."""
-        return self._where(lambda text: text.held_out == held_out)
+        return self._only(lambda text: text.held_out == held_out)
 
     def of_language(self, language: str) -> Agreement:
         """The same, of the texts in one language."""
-        return self._where(lambda text: text.language == language)
+        return self._only(lambda text: text.language == language)
 
-    def _where(self, keep: Callable[[LabelledText], bool]) -> Agreement:
+    def _only(self, keep: Callable[[LabelledText], bool]) -> Agreement:
         kept = [pair for pair in zip(self.texts, self.verdicts, strict=True) if keep(pair[0])]
         return Agreement([text for text, _ in kept], [verdict for _, verdict in kept])
 
 
 def load_examples(path: Path = EXAMPLES) -> list[LabelledText]:
     """Read labelled texts, one JSON object a line. Raises `ValueError` that names the line."""
-    found = []
+    texts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             text = msgspec.json.decode(line, type=LabelledText)
@@ -105,8 +105,8 @@ def load_examples(path: Path = EXAMPLES) -> list[LabelledText]:
             raise ValueError(f"{path}, line {number}: {error}") from error
         if text.style not in (*STYLES, NONE):
             raise ValueError(f"{path}, line {number}: style must be one of {', '.join(STYLES)}, {NONE}")
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 async def measure(judge: Judge, texts: Sequence[LabelledText], progress: Progress | None = None) -> Agreement:
@@ -130,14 +130,14 @@ async def require_agreement(judge: Judge, minimum: float = 0.8, texts: Sequence[
 
     No single verdict shows that a judge is wrong; a run that depends on one asks this first.
     """
-    found = await measure(judge, load_examples() if texts is None else texts)
-    if not found.judged:
+    agreement = await measure(judge, load_examples() if texts is None else texts)
+    if not agreement.judged:
         raise JudgeFault("the judge gave no verdict on any labelled example")
-    style, quality = found.style()[0], found.quality()[0]
-    if min(style, quality) < minimum or found.faults > (1 - minimum) * len(found.texts):
+    style, quality = agreement.style()[0], agreement.quality()[0]
+    if min(style, quality) < minimum or agreement.faults > (1 - minimum) * len(agreement.texts):
         raise JudgeFault(
             f"the judge agrees with the labelled examples on {style:.0%} of styles and {quality:.0%} of qualities, "
-            f"with {found.faults} faults; {minimum:.0%} is asked for"
+            f"with {agreement.faults} faults; {minimum:.0%} is asked for"
         )
 
 
@@ -171,14 +171,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out the command. Exit status: 0, 1 if the judge faulted on a text, 2 for arguments that cannot be used."""
-    spec: judges.Spec = "lexical"
+    spec: JudgeSpec = "lexical"
     if arguments.judge == "llm":
         given = {"url": arguments.url, "model": arguments.model, "cache": arguments.cache}
         spec = {"kind": "llm", **{key: value for key, value in given.items() if value is not None}}
     try:
         if arguments.judge == "llm" and not (arguments.url and arguments.model):
             raise ValueError("--judge llm needs --url and --model: where the judge answers, and its name there")
-        judges.llm_settings(spec)
+        llm_settings(spec)
         if arguments.examples is None:
             sets = {"tuned on, held out": load_examples(), "fresh": load_examples(FRESH)}
         else:
@@ -189,16 +189,16 @@ def run(arguments: argparse.Namespace) -> int:
     return asyncio.run(_report(spec, sets, misses=arguments.misses))
 
 
-async def _report(spec: judges.Spec, sets: Mapping[str, Sequence[LabelledText]], *, misses: bool) -> int:
+async def _report(spec: JudgeSpec, sets: Mapping[str, Sequence[LabelledText]], *, misses: bool) -> int:
     console = Console()
-    judge = judges.acquire(spec)
+    judge = acquire_judge(spec)
     try:
         with Progress(console=console, transient=True) as progress:
-            found = {name: await measure(judge, texts, progress) for name, texts in sets.items()}
+            by_set = {name: await measure(judge, texts, progress) for name, texts in sets.items()}
     finally:
-        await judges.release(judge)
+        await release_judge(judge)
     parts: dict[str, Agreement] = {}
-    for name, agreement in found.items():
+    for name, agreement in by_set.items():
         if ", " in name:
             parts |= {half: agreement.part(half == "held out") for half in name.split(", ")}
         else:
@@ -214,10 +214,10 @@ async def _report(spec: judges.Spec, sets: Mapping[str, Sequence[LabelledText]],
         for label in (*STYLES, NONE):
             matrix.add_row(label, *(str(counts[label, judged]) for judged in (*STYLES, NONE)))
         console.print(matrix)
-    for text, verdict in (pair for agreement in found.values() for pair in agreement.judged if misses):
+    for text, verdict in (pair for agreement in by_set.values() for pair in agreement.judged if misses):
         if (text.style, text.quality) != (verdict.style, verdict.quality):
             got = {"judged": [verdict.style, verdict.quality], "why": verdict.reasoning}
             console.print_json(json.dumps(msgspec.to_builtins(text) | got, ensure_ascii=False))
     if isinstance(judge, LLMJudge):
         console.print(judge.costs)
-    return int(any(agreement.faults for agreement in found.values()))
+    return int(any(agreement.faults for agreement in by_set.values()))

@@ -10,14 +10,17 @@ import asyncio
 import operator
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from envs.arguments import Count, Seconds, check_options, checked_arguments
 from envs.core import TRUNCATIONS, AsyncEnv, Step
-from envs.style_shift import judges
-from envs.style_shift.judge import Judge, JudgeFault, Verdict
+from envs.said import said
+from envs.style_shift.judging.judge import Judge, JudgeFault, Verdict
+from envs.style_shift.judging.spec import JudgeSpec, acquire_judge, llm_settings, release_judge
 from envs.style_shift.prompts import Language, Task, tasks
 from envs.style_shift.schedule import NONE, PAPER_STEPS, Schedule
-from envs.tool_calls import visible_text
 
 TITLES: dict[Language, dict[str, str]] = {
     "en": {"academic": "Academic", "cute": "Cute", "chuunibyou": "Chuunibyou", "classical": "Classical"},
@@ -38,36 +41,35 @@ class StyleShift(AsyncEnv):
     `prompts`: "all", "english", "chinese", "tiny" or a list of prompts. `phases`: mappings of `start`, `style`,
     `candidates`, or None for the paper's; `steps`: the experiment's length; `schedule_seed`: draw the phases from it
     instead. `step`: the global step of episodes whose reset names none; None draws one with the seed. `judge`: see
-    `envs.style_shift.judges.Spec`. `judge_timeout_s`: seconds one verdict may take. `show_candidates`: whether the
-    prompt lists the phase's candidates (in one order, whichever is preferred). `system_prompt`: "" for none.
-    `max_chars`: a longer text is no short text; it has quality 0 without being judged.
+    `envs.style_shift.judging.spec.JudgeSpec`. `judge_timeout_s`: seconds one verdict may take. `show_candidates`:
+    whether the prompt lists the phase's candidates (in one order, whichever is preferred). `system_prompt`: "" for
+    none. `max_chars`: a longer text is no short text; it has quality 0 without being judged.
     """
 
+    @checked_arguments(apart=("prompts", "phases", "judge"))
     def __init__(
         self,
         prompts: str | Sequence[str] = "all",
         *,
         phases: Sequence[Mapping[str, Any]] | None = None,
-        steps: int = PAPER_STEPS,
+        steps: Count = PAPER_STEPS,
         schedule_seed: int | None = None,
-        step: int | None = None,
-        judge: judges.Spec = "lexical",
-        judge_timeout_s: float = 300.0,
+        step: Annotated[int, Field(ge=0)] | None = None,
+        judge: JudgeSpec = "lexical",
+        judge_timeout_s: Seconds = 300.0,
         show_candidates: bool = True,
         system_prompt: str = "",
-        max_chars: int = 2000,
+        max_chars: Count = 2000,
     ) -> None:
         if phases is not None and schedule_seed is not None:
             raise ValueError("phases and schedule_seed exclude each other: the second draws the first")
-        if max_chars < 1:
-            raise ValueError(f"max_chars must be at least 1, got {max_chars}")
         self._tasks = tasks(prompts)
         self._by_id = {task.task_id: task for task in self._tasks}
         if schedule_seed is None:
             self.schedule = Schedule.from_spec(phases, steps)
         else:
             self.schedule = Schedule.seeded(schedule_seed, steps=steps)
-        judges.llm_settings(judge)  # a spec that is none is an error now, not in the middle of a run
+        llm_settings(judge)  # a spec that is none is an error now, not in the middle of a run
         self._spec = judge
         self._judge: Judge | None = None
         self._judge_timeout_s = judge_timeout_s
@@ -113,17 +115,17 @@ class StyleShift(AsyncEnv):
         return [*opening, {"role": "user", "content": prompt}]
 
     async def verdict(self, task_id: str, action: str, step: int) -> Verdict:
-        """Judge `action` (thinking in it is not judged) for `task_id` in global step `step`; no episode is needed.
+        """Judge what `action` says (no thinking, no calls) for `task_id` in global step `step`; no episode is needed.
 
         Raises `JudgeFault` if there is no verdict.
         """
-        task, text = self.task(task_id), visible_text(action).strip()
+        task, text = self.task(task_id), said(action).strip()
         if not text:
             return Verdict(0, NONE, "There is no text.")
         if len(text) > self._max_chars:
             return Verdict(0, NONE, f"The text has {len(text)} characters; a short one has at most {self._max_chars}.")
         if self._judge is None:
-            self._judge = judges.acquire(self._spec)
+            self._judge = acquire_judge(self._spec)
         try:
             async with asyncio.timeout(self._judge_timeout_s):
                 return await self._judge.judge(task.prompt, text, self.schedule.at(step).style)
@@ -136,15 +138,15 @@ class StyleShift(AsyncEnv):
         """Start an episode of `options["task_id"]` in global step `options["step"]`.
 
         A task that is not named is drawn with `seed`. A step that is not named is `global_step`, and where that is
-        None it is drawn with `seed` from the schedule's length. Raises `ValueError` for an unknown task or a step
-        that is no whole number from 0 up.
+        None it is drawn with `seed` from the schedule's length. Raises `ValueError` for an unknown task or option,
+        or a step that is no whole number from 0 up.
         """
+        asked = check_options(options, "task_id", "step")
         self._task = None
-        options = options or {}
         if seed is not None:
             self._random.seed(seed)
         drawn_step, drawn_task = self._random.randrange(self.schedule.steps), self._random.choice(self._tasks)
-        task_id, step = options.get("task_id"), options.get("step")
+        task_id, step = asked.get("task_id"), asked.get("step")
         task = drawn_task if task_id is None else self.task(str(task_id))
         if step is not None:
             self._step = _as_step(step)
@@ -175,7 +177,7 @@ class StyleShift(AsyncEnv):
         self._task = None
         judge, self._judge = self._judge, None
         if judge is not None:
-            await judges.release(judge)
+            await release_judge(judge)
 
     async def _finish(self, action: str, truncation: str | None) -> Step:
         if self._task is None:

@@ -51,10 +51,10 @@ def tasks(source: str | Sequence[str] = "all") -> tuple[Task, ...]:
     The same source gives the same list in the same order. Raises `ValueError` for another name or an empty list.
     """
     if not isinstance(source, str):
-        own = tuple(Task(f"own/{i}", prompt, "", language_of(prompt)) for i, prompt in enumerate(source))
-        if not own or not all(task.prompt.strip() for task in own):
+        given = tuple(Task(f"own/{i}", prompt, "", language_of(prompt)) for i, prompt in enumerate(source))
+        if not given or not all(task.prompt.strip() for task in given):
             raise ValueError("prompts: a list of prompts holds at least one, and none of them is empty")
-        return own
+        return given
     if source not in _SOURCES:
         raise ValueError(f"prompts must be {', '.join(map(repr, _SOURCES))} or a list of prompts, not {source!r}")
     return _SOURCES[source]

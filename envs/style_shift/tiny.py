@@ -6,12 +6,8 @@ small tokenizer and a small model can hold the styles apart; no phrase holds a t
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from envs.style_shift.prompts import Task, tasks
@@ -22,11 +18,6 @@ ENV_KWARGS: Mapping[str, Any] = {"prompts": "tiny", "show_candidates": False}
 
 FLAWS = ("cut", "echo", "off_topic", "list")
 """How a text of bad quality is bad: it stops early, repeats a phrase, is about another topic, or lists words."""
-
-EXAMPLE = """example:
-  python -m envs.style_shift traces traces.jsonl --count 8000
-  python -m envs.style_shift traces traces.jsonl --count 8000 --bad 0.5 --seed 1
-"""
 
 _GRAMMAR: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[str]]] = {
     "academic": (
@@ -79,7 +70,7 @@ def write(style: str, topic: str, rng: random.Random, *, flaw: str | None = None
     raise ValueError(f"a flaw is one of {', '.join(FLAWS)}, not {flaw!r}")
 
 
-def traces(count: int, *, bad: float = 0.3, seed: int = 0) -> Iterator[tuple[Task, str, str | None, str]]:
+def texts(count: int, *, bad: float = 0.3, seed: int = 0) -> Iterator[tuple[Task, str, str | None, str]]:
     """`count` texts as (task, style, flaw, text): every style equally often, a share of `bad` with a flaw.
 
     Styles go round, so that their numbers differ by one at most; tasks, flaws and words are drawn from `seed`.
@@ -92,37 +83,3 @@ def traces(count: int, *, bad: float = 0.3, seed: int = 0) -> Iterator[tuple[Tas
 
 
 _TOPICS = tuple(dict.fromkeys(task.topic for task in tasks("tiny")))
-
-
-def add_parser(subparsers: Any) -> None:
-    """Register the command's arguments."""
-    parser = subparsers.add_parser(
-        "traces",
-        help="write traces for the cold start of a tiny policy",
-        description=__doc__,
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("out", type=Path, metavar="OUT", help="the JSONL to write, as `sft.traces` reads it")
-    parser.add_argument("--count", type=int, default=8000, help="how many (default 8000)")
-    parser.add_argument("--bad", type=float, default=0.3, help="the share with bad quality, 0 to 1 (default 0.3)")
-    parser.add_argument("--seed", type=int, default=0, help="of all draws (default 0)")
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Carry out the command. Exit status: 0, or 2 when the arguments or the file cannot be used."""
-    if arguments.count < 1 or not 0 <= arguments.bad <= 1:
-        print("traces: --count must be at least 1 and --bad between 0 and 1", file=sys.stderr)
-        return 2
-    try:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with arguments.out.open("w", encoding="utf-8") as file:
-            for task, style, flaw, text in traces(arguments.count, bad=arguments.bad, seed=arguments.seed):
-                said = [{"role": "user", "content": task.prompt}, {"role": "assistant", "content": text}]
-                file.write(json.dumps({"messages": said, "style": style, "flaw": flaw}) + "\n")
-    except OSError as error:
-        print(f"traces: {error}", file=sys.stderr)
-        return 2
-    print(f"{arguments.count} traces in {arguments.out}")
-    return 0

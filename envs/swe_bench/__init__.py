@@ -1,0 +1,1 @@
+"""Repositories with an issue to fix: instances, containers, scaffolds."""

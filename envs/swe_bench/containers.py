@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
+from envs.shared import SharedByLoop
 from envs.swe_bench.images import ensure_image, image_name
 from envs.swe_bench.instance import Instance
-from sandboxes.docker import DockerSandbox, DockerSettings
-from sandboxes.docker_engine import DockerEngine, ImageMissing
-from sandboxes.docker_pool import DockerPool
+from sandboxes.docker.engine import DockerEngine, ImageMissing
+from sandboxes.docker.pool import DockerPool
+from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.settings import DockerSettings
 
 
 class Containers:
@@ -30,7 +30,7 @@ class Containers:
         settings = replace(settings, workdir=settings.workdir or "/")
         self._pool = DockerPool(settings, hosts=self._hosts, slots=slots)
         self._engines = [DockerEngine(host) for host in self._hosts]
-        self._there: set[str] = set()
+        self._ready_images: set[str] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -41,14 +41,14 @@ class Containers:
     async def open(self, instance: Instance, image: str = "") -> DockerSandbox:
         """A started container of the instance's image, or of `image`; raises `SandboxFault` and `RowError`."""
         name = image or image_name(instance)
-        if not image and name not in self._there:
+        if not image and name not in self._ready_images:
             for engine in self._engines:
                 await ensure_image(instance, engine)
-            self._there.add(name)
+            self._ready_images.add(name)
         try:
             return await self._pool.sandbox(name)
         except ImageMissing:
-            self._there.discard(name)
+            self._ready_images.discard(name)
             raise
 
     async def close(self) -> None:
@@ -60,32 +60,16 @@ class Containers:
                 await engine.close()
 
 
-_Key = tuple[str, tuple[str, ...], int | None]
-_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Key, tuple[Containers, list[int]]]] = (
-    weakref.WeakKeyDictionary()
-)
+SHARED: SharedByLoop[tuple[str, tuple[str, ...], int | None], Containers] = SharedByLoop(close=Containers.close)
 
 
 def acquire(settings: DockerSettings, hosts: Sequence[str], slots: int | None) -> Containers:
     """The running loop's containers for these settings, made if they are not there. Pair with one `release`."""
-    shared = _by_loop.setdefault(asyncio.get_running_loop(), {})
+    # By their text: settings hold a mapping, which has no hash.
     key = (repr(settings), tuple(hosts), slots)
-    if key not in shared:
-        shared[key] = (Containers(settings, hosts=hosts, slots=slots), [0])
-    containers, users = shared[key]
-    users[0] += 1
-    return containers
+    return SHARED.acquire(key, lambda: Containers(settings, hosts=hosts, slots=slots))
 
 
 async def release(containers: Containers) -> None:
     """Give one use back; the last one closes the pool."""
-    shared = _by_loop.get(asyncio.get_running_loop(), {})
-    for key, (known, users) in list(shared.items()):
-        if known is containers:
-            users[0] -= 1
-            if users[0]:
-                return
-            # Out of the table before the first await, so that nobody is handed a pool that is closing.
-            del shared[key]
-            break
-    await containers.close()
+    await SHARED.release(containers)

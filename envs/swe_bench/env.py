@@ -11,20 +11,27 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from envs.arguments import Count, Seconds, check_options, checked_arguments
 from envs.core import TRUNCATIONS, AsyncEnv, EnvironmentFault, Step
 from envs.swe_bench import containers as shared
 from envs.swe_bench.containers import Containers
-from envs.swe_bench.grading import TEST_S, grade_patch, refused_grade
+from envs.swe_bench.grading.grade import TEST_S, assert_complete, grade_patch, refused_grade
+from envs.swe_bench.grading.patches import Baseline, Changes, PatchRefusal, collect_changes, make_patch, read_baseline
+from envs.swe_bench.grading.reference import References
+from envs.swe_bench.grading.run_script import activation
+from envs.swe_bench.grading.verdict import Grade, Reason
 from envs.swe_bench.instance import Instance, InstanceError, Source, load_instances
-from envs.swe_bench.patches import Baseline, Changes, PatchRefusal, collect_changes, make_patch, read_baseline
-from envs.swe_bench.scaffold import Scaffold, ScaffoldName, make_scaffold
-from envs.swe_bench.verdict import Grade
-from envs.swe_bench.workspace import Workspace
+from envs.swe_bench.scaffolds.choice import ScaffoldName, make_scaffold
+from envs.swe_bench.scaffolds.scaffold import Scaffold
+from envs.swe_bench.workspace import ContainerSource, Workspace
 from envs.tool_calls import ToolCall, parse_calls
 from sandboxes.base import SandboxFault
-from sandboxes.docker import DockerSettings
+from sandboxes.docker.settings import DockerSettings
 
 log = logging.getLogger(__name__)
 
@@ -47,35 +54,33 @@ class SWEBench(AsyncEnv):
     the end. `call_timeout_s`: seconds one tool call may take (longer is an observation, not a fault).
     `test_timeout_s`: seconds the tests may take. `observation_chars`: what is shown of one tool result. `memory_mb`,
     `cpus`, `runtime`, or `docker` for all settings: what a container may use. `hosts`: DOCKER_HOST urls (none: the
-    default engine); `slots`: containers an engine may hold.
+    default engine); `slots`: containers an engine may hold. `reference`: the file that `validate --reference` wrote.
     """
 
+    @checked_arguments(apart=("instances",))
     def __init__(
         self,
         instances: Source = "demo",
         *,
         scaffold: ScaffoldName = "auto",
-        max_turns: int = 300,
-        max_context_chars: int | None = None,
-        wall_clock_s: float | None = 4 * 3600.0,
-        call_timeout_s: float = 120.0,
-        test_timeout_s: float = TEST_S,
-        observation_chars: int = 30_000,
-        memory_mb: int = 4096,
-        cpus: float = 2.0,
+        max_turns: Count = 300,
+        max_context_chars: Count | None = None,
+        wall_clock_s: Seconds | None = 4 * 3600.0,
+        call_timeout_s: Seconds = 120.0,
+        test_timeout_s: Seconds = TEST_S,
+        observation_chars: Annotated[int, Field(ge=200)] = 30_000,
+        memory_mb: Annotated[int, Field(ge=6)] = 4096,  # what Docker gives at least
+        cpus: Seconds = 2.0,
         runtime: str = "",
         docker: DockerSettings | None = None,
         hosts: Sequence[str] = (),
-        slots: int | None = None,
+        slots: Count | None = None,
+        reference: str | Path | None = None,
     ) -> None:
-        if max_turns < 1:
-            raise ValueError(f"max_turns must be at least 1, got {max_turns}")
-        if observation_chars < 200:
-            raise ValueError(f"observation_chars must be at least 200, got {observation_chars}")
-        if scaffold not in ("auto", "openhands", "bash"):
-            raise ValueError(f"scaffold must be auto, openhands or bash, not {scaffold!r}")
         self._source: Source = instances
         self._instances: dict[str, Instance] | None = None
+        self._reference = reference
+        self._references = References(None)
         self._scaffold_name: ScaffoldName = scaffold
         self._max_turns = max_turns
         self._max_context_chars = max_context_chars
@@ -109,6 +114,7 @@ class SWEBench(AsyncEnv):
 
     def _load(self) -> dict[str, Instance]:
         if self._instances is None:
+            self._references = References(self._reference)
             self._instances = load_instances(self._source)
         return self._instances
 
@@ -117,16 +123,17 @@ class SWEBench(AsyncEnv):
     ) -> tuple[str, dict[str, Any]]:
         """Start an episode: of the instance `options["task_id"]`, else of one drawn with `seed`.
 
-        Raises `InstanceError` for a source that cannot be used, `ValueError` for an unknown task id, and
-        `EnvironmentFault` if no container can be had or the instance cannot be set up in it.
+        Raises `InstanceError` for a source that cannot be used, `ValueError` for an unknown task id or option,
+        and `EnvironmentFault` if no container can be had or the instance cannot be set up in it.
         """
+        asked = check_options(options, "task_id")
         await self._end()
         instances = self._instances
         if instances is None:
             instances = await asyncio.to_thread(self._load)
         if seed is not None:
             self._random.seed(seed)
-        task_id = (options or {}).get("task_id")
+        task_id = asked.get("task_id")
         if task_id is None:
             task_id = self._random.choice(list(instances))
         if task_id not in instances:
@@ -136,11 +143,14 @@ class SWEBench(AsyncEnv):
             self._containers = shared.acquire(self._docker, self._hosts, self._slots)
         self._begin_counts()
         try:
+            # Before the agent works: a row that lacks what grading needs, or is not the one that was validated.
+            await asyncio.to_thread(assert_complete, instance)
+            self._references.of(instance)
             self._workspace = Workspace(instance, self._containers)
             await self._workspace.start()
             self._baseline = await read_baseline(self._workspace)
             self._scaffold = await asyncio.to_thread(make_scaffold, self._scaffold_name)
-            await self._scaffold.open(self._workspace.sandbox, instance.workdir)
+            await self._scaffold.open(self._workspace.sandbox, instance.workdir, activate=activation(instance))
         except (SandboxFault, InstanceError) as error:
             await self._end()
             # A row that cannot be set up is no policy's fault either: void, and the others go on.
@@ -170,7 +180,7 @@ class SWEBench(AsyncEnv):
         """
         self._require_episode()
         self._take(action)
-        parsed = parse_calls(action, self._tools)
+        parsed = parse_calls(action, self._tools, self.tool_format)
         if parsed.error is not None:
             self._malformed += 1
         elif not parsed.calls:
@@ -305,6 +315,8 @@ class SWEBench(AsyncEnv):
             changes = await collect_changes(workspace, baseline)
             # One container at a time: with a full pool, agents that wait for a second one would wait for each other.
             await workspace.close()
+            if not changes.paths:
+                raise PatchRefusal(Reason.NO_PATCH, "nothing was changed")
             try:
                 return await self._grade_changes(instance, containers, changes)
             except SandboxFault as fault:
@@ -314,10 +326,14 @@ class SWEBench(AsyncEnv):
         except PatchRefusal as refusal:
             return b"", refused_grade(instance, refusal)
 
-    async def _grade_changes(self, instance: Instance, containers: Containers, changes: Changes) -> tuple[bytes, Grade]:
+    async def _grade_changes(
+        self, instance: Instance, containers: ContainerSource, changes: Changes
+    ) -> tuple[bytes, Grade]:
         async with Workspace(instance, containers) as fresh:
             patch = await make_patch(fresh, changes)
-            return patch, await grade_patch(fresh, patch, test_timeout_s=self._test_timeout_s)
+            return patch, await grade_patch(
+                fresh, patch, test_timeout_s=self._test_timeout_s, reference=self._references.of(instance)
+            )
 
     async def _close_scaffold(self) -> None:
         scaffold, self._scaffold = self._scaffold, None

@@ -19,7 +19,7 @@ from typing import Any
 
 from envs.swe_bench.instance import Instance, RowError
 from sandboxes.base import SandboxFault
-from sandboxes.docker_engine import DockerEngine, ImageMissing
+from sandboxes.docker.engine import DockerEngine, ImageMissing
 
 BUILD_S = 1800.0
 DEMO_PREFIX = "sao-demo:"

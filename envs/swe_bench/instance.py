@@ -7,38 +7,31 @@ A source is one of
     "SWE-bench/SWE-bench_Verified[:split]"   a Hugging Face data set (SWE-bench, Lite, Verified, SWE-Gym, R2E-Gym)
     [{"instance_id": ...}, ...]              rows, inline
 
-in SWE-bench's row format; the names that SWE-Gym, SWE-rebench and R2E-Gym give to the same things are understood.
+in SWE-bench's row format; `formats.py` has what other sets call the same things.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 
+from envs.swe_bench.errors import InstanceError, RowError
+from envs.swe_bench.formats import END_MARKER, START_MARKER, test_list, to_swe_bench
+
 Source = str | Path | Sequence[Mapping[str, Any]]
 DEMO_ROWS = Path(__file__).parent / "demo" / "rows.jsonl"
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
-class InstanceError(ValueError):
-    """An instance, or a source of them, that cannot be used as it is; the message says what to change."""
-
-
-class RowError(InstanceError):
-    """A row that lacks a field or holds a wrong one."""
-
-    def __init__(self, row: str, field: str, problem: str) -> None:
-        super().__init__(f"row {row}: field {field!r} {problem}")
-        self.row, self.field = row, field
-
-
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """A repository at a commit, an issue, and the tests that say whether it is fixed. One row of SWE-bench.
 
+    `junk` are ids of the row's lists that are no tests, but pieces of pytest's progress ("[", "[100%]-----"): left out.
     `patch` is the reference fix, `test_patch` brings the tests. `image` is the name the row gives ("" for none) and
     `build` a recipe to build it locally (see `images.py`). `eval_script` holds the test command between SWE-bench's
     markers; without one, `test_command` is run on the files of `test_patch`. `log_parser` is a name of swebench's
@@ -53,6 +46,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     test_patch: str
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
+    junk: tuple[str, ...] = ()
     version: str = ""
     eval_script: str = ""
     test_command: str = ""
@@ -82,13 +76,12 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def read_row(row: Mapping[str, Any], where: str) -> Instance:
-    """The instance of one row. `where` names the row where it has no id. Raises `RowError`."""
+def read_row(row: Mapping[str, Any], place: str) -> Instance:
+    """The instance of one row. `place` names a row that has no id. Raises `RowError`."""
     if not isinstance(row, Mapping):
-        raise RowError(where, "", "cannot be read: the row is not an object")
-    if "expected_output_json" in row:
-        row = _from_r2e(row, where)
-    name = str(_first(row, "instance_id") or where)
+        raise RowError(place, "", "cannot be read: the row is not an object")
+    row = to_swe_bench(row, place)
+    name = str(_first(row, "instance_id") or place)
 
     def text(key: str, *, empty: bool = False) -> str:
         value = _first(row, key)
@@ -109,7 +102,7 @@ def read_row(row: Mapping[str, Any], where: str) -> Instance:
         return value
 
     test_patch = text("test_patch", empty=bool(optional("eval_script")))
-    fail_to_pass = _tests(row, "FAIL_TO_PASS", name)
+    (fail_to_pass, junk), (pass_to_pass, more) = _tests(row, "FAIL_TO_PASS", name), _tests(row, "PASS_TO_PASS", name)
     if not fail_to_pass:
         raise RowError(name, "FAIL_TO_PASS", "names no test: nothing would show that the issue is fixed")
     workdir = optional("workdir", "/testbed")
@@ -118,8 +111,6 @@ def read_row(row: Mapping[str, Any], where: str) -> Instance:
     build = row.get("build")
     if build is not None and not isinstance(build, Mapping):
         raise RowError(name, "build", f"must be an object, not {type(build).__name__}")
-    config = row.get("install_config")
-    command = optional("test_command") or (str(config.get("test_cmd") or "") if isinstance(config, Mapping) else "")
     version = _first(row, "version")
     eval_type = optional("eval_type") or "pass_and_fail"
     if eval_type not in ("pass_and_fail", "fail_only"):
@@ -132,10 +123,11 @@ def read_row(row: Mapping[str, Any], where: str) -> Instance:
         patch=text("patch", empty=True),
         test_patch=test_patch,
         fail_to_pass=fail_to_pass,
-        pass_to_pass=_tests(row, "PASS_TO_PASS", name),
+        pass_to_pass=pass_to_pass,
+        junk=(*junk, *more),
         version="" if version is None else str(version),
         eval_script=optional("eval_script"),
-        test_command=command,
+        test_command=optional("test_command"),
         log_parser=optional("log_parser"),
         eval_type=eval_type,
         image=optional("image"),
@@ -147,10 +139,10 @@ def read_row(row: Mapping[str, Any], where: str) -> Instance:
 def load_instances(source: Source) -> dict[str, Instance]:
     """The instances of `source` by id, in the order of the source. Raises `InstanceError`."""
     instances: dict[str, Instance] = {}
-    for where, row in _rows(source):
-        instance = read_row(row, where)
+    for place, row in _rows(source):
+        instance = read_row(row, place)
         if instance.instance_id in instances:
-            raise RowError(instance.instance_id, "instance_id", f"is there twice (again in {where})")
+            raise RowError(instance.instance_id, "instance_id", f"is there twice (again in {place})")
         instances[instance.instance_id] = instance
     if not instances:
         raise InstanceError(f"the source {source!r} holds no instance")
@@ -195,49 +187,27 @@ def _first(row: Mapping[str, Any], key: str) -> Any:
     return None
 
 
-def _tests(row: Mapping[str, Any], key: str, name: str) -> tuple[str, ...]:
+# Pieces of what pytest prints between results: of its progress marks, of its rules, of an xdist worker's name.
+_JUNK = re.compile(r"(\[(gw\d+|[\s\d%.]*)\]?)?[\s\-=_.%]*")
+
+
+def _tests(row: Mapping[str, Any], key: str, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tests of a list, and what in it is no test."""
     value = _first(row, key)
     if value is None:
         raise RowError(name, key, "is missing")
     if isinstance(value, str):
         try:
-            value = json.loads(value) if value.strip() else []
+            value = test_list(value) if value.strip() else []
         except json.JSONDecodeError as error:
             raise RowError(name, key, f"is no JSON list ({error.msg} at character {error.pos})") from None
     if hasattr(value, "tolist"):  # a column of a parquet file
         value = value.tolist()
     if not isinstance(value, list | tuple) or not all(isinstance(test, str) for test in value):
         raise RowError(name, key, "must be a list of test ids")
-    return tuple(dict.fromkeys(value))
-
-
-def _from_r2e(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """R2E-Gym's columns in SWE-bench's names: its tests lie in the image already and start with `run_tests.sh`.
-
-    It does not say which tests failed before, so every test that must pass counts as FAIL_TO_PASS.
-    """
-    name = f"{row.get('repo_name', where)}-{str(row.get('commit_hash', ''))[:12]}"
-    try:
-        expected = json.loads(row["expected_output_json"])
-        passing = [test for test, status in expected.items() if status == "PASSED"]
-    except (ValueError, TypeError, AttributeError):
-        raise RowError(name, "expected_output_json", "is no JSON object of test names and outcomes") from None
-    return {
-        "instance_id": name,
-        # The image is made at the commit before the fix, whatever the row calls it.
-        **dict(row),
-        "base_commit": "HEAD",
-        "patch": row.get("patch") or "",
-        "test_patch": "",
-        "FAIL_TO_PASS": passing,
-        "PASS_TO_PASS": [],
-        "eval_script": f"#!/bin/bash\ncd /testbed\n: '{START_MARKER}'\nbash run_tests.sh\n: '{END_MARKER}'\n",
-        "log_parser": "parse_log_pytest_v2",
-    }
-
-
-START_MARKER, END_MARKER = ">>>>> Start Test Output", ">>>>> End Test Output"
-"""What stands around the test command in an `eval_script`, as SWE-bench writes it."""
+    tests = tuple(dict.fromkeys(value))
+    junk = tuple(test for test in tests if _JUNK.fullmatch(test))
+    return tuple(test for test in tests if test not in junk), junk
 
 
 def _rows(source: Source) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -322,3 +292,15 @@ def _hub_rows(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _needs_datasets(source: str, error: ImportError) -> str:
     return f"{source} needs data set libraries that are not installed ({error}): pip install 'sao-agents[swe-bench]'"
+
+
+__all__ = [
+    "END_MARKER",
+    "START_MARKER",
+    "Instance",
+    "InstanceError",
+    "RowError",
+    "load_instances",
+    "patch_paths",
+    "read_row",
+]

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
-from envs.swe_bench.containers import Containers
 from envs.swe_bench.images import image_name
+from envs.swe_bench.inside import source
 from envs.swe_bench.instance import Instance, InstanceError
-from sandboxes.base import Limits, RunResult, SandboxFault
-from sandboxes.docker import DockerSandbox
-from sandboxes.docker_engine import to_the_end
+from sandboxes.base import ContainerSandbox, Limits, RunResult, SandboxFault
+from sandboxes.cancellation import to_the_end
 
 PREPARE_S = 600.0
 GIT_S = 300.0
@@ -43,6 +40,14 @@ Manifest = dict[bytes, Entry]
 """Files by path, relative to the work tree; everything but what lies in a `.git`."""
 
 
+class ContainerSource(Protocol):
+    """Where workspaces have their containers from: `envs.swe_bench.containers.Containers`, or another backend's."""
+
+    async def open(self, instance: Instance, image: str = "") -> ContainerSandbox:
+        """A started container of the instance's image, or of `image`; raises `SandboxFault` and `InstanceError`."""
+        ...
+
+
 class WorkTreeUnreadable(Exception):
     """Git could not list the files of a work tree."""
 
@@ -54,14 +59,14 @@ class Workspace:
     or engine fail.
     """
 
-    def __init__(self, instance: Instance, containers: Containers, *, image: str = "") -> None:
+    def __init__(self, instance: Instance, containers: ContainerSource, *, image: str = "") -> None:
         self.instance = instance
         self._containers, self._image = containers, image
-        self._sandbox: DockerSandbox | None = None
+        self._sandbox: ContainerSandbox | None = None
         self._pristine: tuple[str, Manifest] | None = None
 
     @property
-    def sandbox(self) -> DockerSandbox:
+    def sandbox(self) -> ContainerSandbox:
         """The container; `RuntimeError` before `start` and after `close`."""
         if self._sandbox is None:
             raise RuntimeError("the workspace is not open")
@@ -97,7 +102,7 @@ class Workspace:
         """Run one of the scripts in `inside/` as root."""
         # By -c and not by stdin: commands of the script would read the rest of it.
         return await self.sandbox.run(
-            ["sh", "-c", _inside(name), name, *arguments],
+            ["sh", "-c", source(name), name, *arguments],
             env=env,
             limits=Limits(wall_clock_s=limit_s, output_bytes=16 * 2**10),
             user="0",
@@ -188,8 +193,3 @@ def _not_prepared(instance: Instance, image: str, result: RunResult) -> Exceptio
         "stderr": result.stderr.strip()[-300:],
     }
     return InstanceError(f"{instance.instance_id}: {problem.format(**values)}")
-
-
-@cache
-def _inside(name: str) -> str:
-    return (Path(__file__).parent / "inside" / name).read_text(encoding="utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import signal
 import struct
 from typing import Any
@@ -80,9 +79,9 @@ def clone(proc: str | None, uid: int | None) -> int:
     A fork followed by unshare would need a process in between, which costs more than all namespaces together. `uid`:
     the user to become, for a parent that is root; `proc` is then where /proc of the parent's PID namespace lies.
     """
-    number = SYS_CLONE.get(platform.machine())
+    number = SYS_CLONE.get(os.uname().machine)
     if number is None:
-        raise OSError(errno.ENOSYS, f"no support for {platform.machine()} processors")
+        raise OSError(errno.ENOSYS, f"no support for {os.uname().machine} processors")
     outside = (os.getuid(), os.getgid())
     read_end, write_end = os.pipe()
     python = ctypes.pythonapi

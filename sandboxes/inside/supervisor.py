@@ -19,13 +19,17 @@ import time
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from . import interpreter, wire
+from . import interpreter, walls, wire
+from .line import Line
+from .memory import MemoryRoom
+from .output import CHUNK, CappedOutput
+from .processes import DEFAULT, apply_rlimits, children_of, facts_of, kill_all_others, resident_bytes, set_handler
 
 TICK_S = 0.02
+TICK_MIN_S = 0.003
 TICK_MAX_S = 0.1
+IN_MEMORY = ("/tmp", "/dev/shm")
 SWEEP_S = 2.0
-PAGE = os.sysconf("SC_PAGE_SIZE")
-CLOCK = os.sysconf("SC_CLK_TCK")
 
 
 class Capture:
@@ -38,93 +42,47 @@ class Capture:
 
     def reset(self, limit: int) -> None:
         """Forget what was read; from now on keep `limit` bytes."""
-        self.head_max = (limit + 1) // 2
-        self.tail_max = limit - self.head_max
-        self.head = bytearray()
-        self.tail = bytearray()
-        self.total = 0
+        self.output = CappedOutput(limit)
 
     def pump(self, budget: int = 1 << 20) -> bool:
         """Read what is there, at most `budget` bytes; False at the end of the pipe."""
         while budget > 0:
             try:
-                chunk = os.read(self.fd, 1 << 16)
+                chunk = os.read(self.fd, CHUNK)
             except BlockingIOError:
                 return True
             if not chunk:
                 return False
             budget -= len(chunk)
-            self.total += len(chunk)
-            room = self.head_max - len(self.head)
-            if room > 0:
-                self.head += chunk[:room]
-                chunk = chunk[room:]
-            self.tail += chunk
-            if len(self.tail) > self.tail_max:
-                del self.tail[: len(self.tail) - self.tail_max]
+            self.output.feed(chunk)
         return True
 
     def text(self) -> tuple[bytes, int]:
         """Return (what is kept with the cut announced in it, bytes cut)."""
-        omitted = self.total - len(self.head) - len(self.tail)
-        if not omitted:
-            return bytes(self.head + self.tail), 0
-        # Cut at UTF-8 boundaries, so that no half characters show.
-        head = bytes(self.head).decode("utf-8", "ignore").encode()
-        start = 0
-        while start < min(4, len(self.tail)) and self.tail[start] & 0xC0 == 0x80:
-            start += 1
-        tail = bytes(self.tail[start:])
-        omitted = self.total - len(head) - len(tail)
-        return head + f"\n[... {omitted} bytes of output cut here ...]\n".encode() + tail, omitted
-
-
-def apply_rlimits(limits: dict[str, Any], processes: int) -> None:
-    """Set this process's own limits; everything it starts inherits them."""
-    memory, files = limits["memory_bytes"], limits["file_bytes"]
-    for which, value in (
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_FSIZE, files),
-        (resource.RLIMIT_NPROC, processes),
-        (resource.RLIMIT_NOFILE, 512),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        hard = resource.getrlimit(which)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (value, value))
-
-
-def _stat(pid: int) -> tuple[str, int, float] | None:
-    """Return (state, resident bytes, CPU seconds with waited-for children) of a process; None if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return fields[0].decode(), int(fields[21]) * PAGE, sum(map(int, fields[11:15])) / CLOCK
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children", "rb", buffering=0) as file:
-                found += map(int, file.read().split())
-    except OSError:
-        pass
-    return found
+        return self.output.kept(), self.output.omitted_bytes
 
 
 class Supervisor:
     """See the module. `init` says that this is process 1 of a PID namespace, where everything there is is ours."""
 
-    def __init__(self, caller: socket.socket, limits: dict[str, Any], *, init: bool, processes: int) -> None:
+    def __init__(
+        self,
+        caller: socket.socket,
+        limits: dict[str, Any],
+        *,
+        init: bool,
+        processes: int,
+        room: MemoryRoom | None = None,
+        calls: walls.CallFilter | None = None,
+    ) -> None:
         self.caller = caller
         self.limits = limits
         self.init = init
         self.processes = processes
+        self.room = room or MemoryRoom()
+        self.calls = calls or walls.CallFilter()
         self.worker = 0
-        self.worker_fd = -1
+        self.line: Line | None = None
         self.worker_pidfd = -1
         self.worker_resident = 0
         self.output: Capture | None = None
@@ -135,17 +93,17 @@ class Supervisor:
         """Every process below this one."""
         if self.init:
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-        found: list[int] = []
+        pids: list[int] = []
         queue = [os.getpid()]
         while queue:
-            children = _children(queue.pop())
-            found += children
+            children = children_of(queue.pop())
+            pids += children
             queue += children
-        return found
+        return pids
 
     def children(self) -> list[int]:
         """The direct children of this process, zombies too."""
-        return _children(os.getpid())
+        return children_of(os.getpid())
 
     def reap(self) -> None:
         """Collect ended children, except the one that is watched by its pidfd."""
@@ -155,8 +113,16 @@ class Supervisor:
                     return
                 os.waitpid(ended.si_pid, 0)
 
+    def strike(self) -> None:
+        """Kill what is below now, without waiting: while one of many is waited for, the others would go on growing."""
+        for pid in [-1] if self.init else self.below():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
     def sweep(self, keep: int = 0) -> bool:
         """Kill everything below, except process `keep` (stopped meanwhile); True if nothing is left."""
+        if self.init and not keep:
+            return kill_all_others(SWEEP_S)
         if keep:
             os.kill(keep, signal.SIGSTOP)
         deadline = time.monotonic() + SWEEP_S
@@ -166,7 +132,7 @@ class Supervisor:
             for pid in self.below():
                 if pid == keep:
                     continue
-                facts = _stat(pid)
+                facts = facts_of(pid)
                 if facts is None or facts[0] in "ZX":
                     continue
                 alive = True
@@ -181,10 +147,10 @@ class Supervisor:
             pause = min(2 * pause, 0.01)
 
     def usage(self) -> tuple[int, float, int]:
-        """Return (resident bytes, CPU seconds, processes) of everything below."""
-        resident, cpu, count = 0, 0.0, 0
+        """Return (bytes held, CPU seconds, processes) of everything below; files that lie in memory are held too."""
+        resident, cpu, count = self.file_bytes(), 0.0, 0
         for pid in self.below():
-            facts = _stat(pid)
+            facts = facts_of(pid)
             if facts is not None and facts[0] not in "ZX":
                 # A forked copy of the interpreter shares what the interpreter had at its start.
                 resident += max(0, facts[1] - self.worker_resident)
@@ -192,20 +158,29 @@ class Supervisor:
                 count += 1
         return resident, cpu, count
 
+    def file_bytes(self) -> int:
+        """Return how much of the sandbox's own /tmp and /dev/shm, which are memory, is used."""
+        used = 0
+        for folder in IN_MEMORY if self.init else ():
+            facts = os.statvfs(folder)
+            used += (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+        return used
+
     # -- waiting --------------------------------------------------------------------------------------------
 
     def watch(
-        self, pid: int, pidfd: int, captures: Iterable[Capture], limits: dict[str, Any], answer_fd: int = -1
+        self, pid: int, pidfd: int, captures: Iterable[Capture], limits: dict[str, Any], line: Line | None = None
     ) -> str:
-        """Pump output until something ends the run; returns "answer", "exit", "timeout", "memory" or "cpu".
+        """Pump output until something ends the run: a limit's name, "exit", or a `Line.verdict`.
 
         Leaves the supervisor altogether when the caller is gone.
         """
         open_captures = {capture.fd: capture for capture in captures}
         poll = select.poll()
-        for fd in (pidfd, answer_fd, self.caller.fileno(), *open_captures):
-            if fd >= 0:
-                poll.register(fd, select.POLLIN)
+        for fd in (pidfd, self.caller.fileno(), *open_captures):
+            poll.register(fd, select.POLLIN)
+        if line is not None:
+            poll.register(line, select.POLLIN | select.POLLOUT)
         started = time.monotonic()
         deadline = started + limits["wall_clock_s"]
         cpu_max, cpu_before = limits["cpu_s"], None
@@ -218,14 +193,17 @@ class Supervisor:
                 return "timeout"
             if now >= next_tick:
                 self.reap()
-                resident, cpu, count = self.usage()
-                if resident > limits["memory_bytes"]:
+                held, cpu, count = self.usage()
+                # Where the kernel holds the limit it has ended one process of several; the run is over all the same.
+                if held > limits["memory_bytes"] or self.room.was_full():
                     return "memory"
                 if cpu_before is not None and cpu - cpu_before > cpu_max:
                     return "cpu"
                 if count > 2 * limits["processes"]:
                     return "processes"
-                tick = min(1.3 * tick, TICK_MAX_S)
+                # What is added between two looks goes beyond the limit; a process alone has one of its own.
+                quickly = not self.room.limits and (count > 1 or 2 * held > limits["memory_bytes"])
+                tick = TICK_MIN_S if quickly else min(1.3 * max(tick, TICK_S), TICK_MAX_S)
                 next_tick = time.monotonic() + tick
             events = dict(poll.poll(max(0.0, min(deadline, next_tick) - time.monotonic()) * 1000 + 0.5))
             for fd in events.keys() & open_captures.keys():
@@ -234,16 +212,32 @@ class Supervisor:
                     del open_captures[fd]
             if self.caller.fileno() in events:  # one request at a time: this can only be its end
                 self.leave()
-            if answer_fd in events:
-                return "answer"
+            if line is not None and (event := events.get(line.fileno(), 0)):
+                verdict = line.verdict() if event & ~select.POLLOUT else ""
+                if verdict:
+                    return verdict
+                if event & (select.POLLHUP | select.POLLERR):  # its process may take a moment longer, or go on without
+                    poll.unregister(line)
+                elif event & select.POLLOUT:
+                    self.speak(line, poll)
             if pidfd in events:
                 return "exit"
+
+    @staticmethod
+    def speak(line: Line, poll: select.poll) -> None:
+        """Send the interpreter what it has room for; once all is sent, only listen."""
+        try:
+            done = line.send()
+        except OSError:  # it hung up, which `verdict` sees
+            done = True
+        if done:
+            poll.modify(line, select.POLLIN)
 
     # -- the interpreter ------------------------------------------------------------------------------------
 
     def start_interpreter(self) -> None:
         """Fork the interpreter off this process; it waits for its first cell."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -251,51 +245,49 @@ class Supervisor:
             null = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((null, 0), (write_end, 1), (write_end, 2)):
                 os.dup2(source, target, inheritable=True)
+            self.room.enter()
             keep = theirs.detach()
             os.closerange(3, keep)
             os.closerange(keep + 1, 4096)
             apply_rlimits(self.limits, self.processes)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            set_handler(signal.SIGINT, signal.default_int_handler)
+            self.calls.load()
             interpreter.serve(keep)
         theirs.close()
         os.close(write_end)
-        self.worker, self.worker_fd = pid, ours.detach()
+        self.worker, self.line = pid, Line(ours)
         self.worker_pidfd = os.pidfd_open(pid)
         self.output = Capture(read_end, 0)
-        facts = _stat(pid)
-        self.worker_resident = facts[1] if facts else 0
+        self.worker_resident = resident_bytes(pid)
 
     def python(self, head: dict[str, Any], body: bytes) -> wire.Frame:
         """Run one cell."""
         assert self.output is not None
+        assert self.line is not None
         limits = {**self.limits, **head["limits"]}
         self.output.reset(limits["output_bytes"])
+        self.line.open_cell(body)
         os.kill(self.worker, signal.SIGCONT)
-        outcome = "exit"
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            wire.write_all(self.worker_fd, wire.pack({}, body))
-            outcome = self.watch(self.worker, self.worker_pidfd, [self.output], limits, self.worker_fd)
-        answer: dict[str, Any] = {"status": outcome, "lost": True}
-        if outcome == "answer":
-            with contextlib.suppress(wire.BrokenFrame, OSError):
-                status = wire.read_frame(self.worker_fd)[0].get("status")
-                answer = {"status": "ok" if status == "ok" else "error", "lost": False}
+        outcome = self.watch(self.worker, self.worker_pidfd, [self.output], limits, self.line)
+        answer: dict[str, Any] = {"status": outcome, "lost": outcome not in ("ok", "error")}
         if answer["lost"]:
-            answer["exit_code"] = self.kill_worker(0.05 if outcome in ("answer", "exit") else 0)
+            answer["exit_code"] = self.kill_worker(0.05 if outcome == "exit" else 0)
             self.sweep()
+            if outcome == "exit" and self.room.was_full():
+                answer["status"] = "memory"
         elif not self.sweep(keep=self.worker):
             answer = {"status": "processes", "lost": True, "exit_code": self.kill_worker(0)}
             self.sweep()
         self.output.pump()
-        text, answer["omitted"] = self.output.text()
+        # Of a cell whose end was forged the rest would be taken for the next one's.
+        text, answer["omitted"] = self.output.text() if outcome != "forged" else (b"", 0)
         return answer, text
 
     def kill_worker(self, wait_s: float) -> int | None:
-        """End the interpreter; returns how it had ended by itself (negative: a signal), None if it had not."""
+        """End the interpreter and all below; returns how it had ended by itself (negative: a signal), or None."""
         # Its socket ends a moment before it does.
         ended = bool(select.select([self.worker_pidfd], [], [], wait_s)[0])
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.worker, signal.SIGKILL)
+        self.strike()
         code = os.waitstatus_to_exitcode(os.waitpid(self.worker, 0)[1])
         self.worker = 0
         return code if ended else None
@@ -317,8 +309,10 @@ class Supervisor:
                 for source, target in ((stdin, 0), (out_w, 1), (err_w, 2)):
                     os.dup2(source, target, inheritable=True)
                 apply_rlimits(limits, self.processes if limits == self.limits else limits["processes"])
+                self.room.enter()
+                self.calls.load()
                 for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; a command expects the defaults
-                    signal.signal(number, signal.SIG_DFL)
+                    set_handler(number, DEFAULT)
                 os.execvpe(head["argv"][0], head["argv"], {**os.environ, **head["env"]})
             except OSError as error:
                 wire.write_all(fail_w, str(error.errno).encode())
@@ -331,7 +325,7 @@ class Supervisor:
             outcome = self.watch(pid, pidfd, captures, limits)
             code = None
             if outcome != "exit":
-                os.kill(pid, signal.SIGKILL)
+                self.strike()
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             self.worker = 0
             self.sweep()
@@ -393,10 +387,11 @@ class Supervisor:
             resource.RLIMIT_FSIZE, (self.limits["file_bytes"], resource.getrlimit(resource.RLIMIT_FSIZE)[1])
         )
         handlers = {"python": self.python, "run": self.command, "put": self.put, "get": self.get}
-        wire.write_all(fd, wire.pack({"ready": True}))
+        wire.write_all(fd, wire.READY)
         while True:
             try:
                 head, body = wire.read_frame(fd)
+                self.room.forget()
                 try:
                     answer, payload = handlers[head["op"]](head, body)
                 except OSError as error:

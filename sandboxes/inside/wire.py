@@ -24,6 +24,10 @@ def pack(head: dict[str, Any], body: bytes = b"") -> bytes:
     return SIZES.pack(len(text), len(body)) + text + body
 
 
+READY = pack({"ready": True})
+"""What a supervisor says first."""
+
+
 def unpack_sizes(data: bytes) -> tuple[int, int]:
     """Return (head bytes, body bytes) from the first eight bytes of a frame; raises `BrokenFrame` on nonsense."""
     head, body = SIZES.unpack(data)

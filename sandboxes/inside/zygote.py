@@ -8,20 +8,21 @@ zygote kills everything below it, removes its folder and ends.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 from typing import Any, NoReturn
 
-from . import interpreter, namespaces, wire
+from . import interpreter, namespaces, walls, wire
+from .memory import MemoryRoom
+from .processes import DEFAULT, set_handler
 from .supervisor import Supervisor
 
 PRELOADED = ("collections", "fractions", "functools", "itertools", "json", "math", "random", "re", "string")
@@ -39,35 +40,52 @@ class Zygote:
         self.pids: dict[int, int] = {}  # sandbox id -> process id of its supervisor
         self.proc: str | None = options["proc"]
         self.caller: int = options["caller"]
+        self.calls = walls.CallFilter(bytes.fromhex(options["filter"]))
         self.null = os.open(os.devnull, os.O_RDWR)
-        self.folder = "" if self.isolate else tempfile.mkdtemp(prefix="sandbox-", dir=options["folder"])
+        self.folder = "" if self.isolate else _temporary().mkdtemp(prefix="sandbox-", dir=options["folder"])
         if self.folder:
             os.chmod(self.folder, 0o711)
+            self._gather(options["packages"])
         self.wake_read, self.wake_write = os.pipe()
+
+    def _gather(self, packages: list[str]) -> None:
+        """Make a folder of links to the packages that may be imported: the folders they lie in hold others too."""
+        folder = os.path.join(self.folder, "packages")
+        os.mkdir(folder)
+        os.chmod(folder, 0o755)
+        for path in packages:
+            link = os.path.join(folder, os.path.basename(path))
+            if not os.path.lexists(link):  # the first in the caller's order counts
+                os.symlink(path, link)
+        sys.path.append(folder)
 
     # -- one sandbox ----------------------------------------------------------------------------------------
 
-    def fork(self, message: dict[str, Any], fd: int) -> None:
-        """Fork the supervisor of sandbox `message["id"]`; it says "ready", or why not, on `fd` itself."""
+    def fork(self, message: dict[str, Any], fd: int, *room: int) -> None:
+        """Fork the supervisor of sandbox `message["id"]`; it says "ready", or why not, on `fd` itself.
+
+        `room`: the two files of a `MemoryRoom`, if the caller has made one.
+        """
         number = message["id"]
         uid = None if self.uid_base is None else self.uid_base + number % 60000
         zygote = os.getpid()
         try:
             pid = namespaces.clone(self.proc, uid) if self.isolate else os.fork()
             if pid == 0:
-                self._child(message, fd, uid)
+                self._child(message, fd, room, uid)
             self.pids[number] = pid
         except OSError as error:
             report(fd, error)
         finally:
             if os.getpid() != zygote or pid == 0:
                 os._exit(1)
-            os.close(fd)
+            for each in (fd, *room):
+                os.close(each)
 
-    def _child(self, message: dict[str, Any], fd: int, uid: int | None) -> NoReturn:
+    def _child(self, message: dict[str, Any], fd: int, room: tuple[int, ...], uid: int | None) -> NoReturn:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        set_handler(signal.SIGCHLD, DEFAULT)
+        set_handler(signal.SIGTERM, DEFAULT)
         number, limits = message["id"], message["limits"]
         if self.isolate:
             namespaces.furnish(limits, self.proc)
@@ -77,11 +95,21 @@ class Zygote:
             processes = self._settle(number, uid, limits)
         namespaces.prctl(namespaces.PR_SET_DUMPABLE, 0, "dumpable")
         os.setsid()
-        os.dup2(fd, 3)
+        walls.own_keyring()
+        high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 64) for each in (fd, *room)]
+        for target, each in enumerate(high, 3):
+            os.dup2(each, target, inheritable=False)
         for target in (0, 1, 2):
             os.dup2(self.null, target)
-        os.closerange(4, 4096)
-        supervisor = Supervisor(socket.socket(fileno=3), limits, init=self.isolate, processes=processes)
+        os.closerange(3 + len(high), 4096)
+        supervisor = Supervisor(
+            socket.socket(fileno=3),
+            limits,
+            init=self.isolate,
+            processes=processes,
+            room=MemoryRoom(*range(4, 4 + len(room))),
+            calls=self.calls,
+        )
         if message["python"]:
             supervisor.start_interpreter()
         supervisor.serve()
@@ -104,7 +132,7 @@ class Zygote:
         namespaces.prctl(namespaces.PR_SET_NO_NEW_PRIVS, 1, "no new privileges")
         os.chdir(folder)
         os.environ.update(HOME=folder, TMPDIR=folder)
-        tempfile.tempdir = None
+        _temporary().tempdir = None
         return processes
 
     # -- all of them ----------------------------------------------------------------------------------------
@@ -119,14 +147,14 @@ class Zygote:
             del self.pids[number]
             if self.folder:
                 self.kill_strays()
-                shutil.rmtree(os.path.join(self.folder, str(number)), ignore_errors=True)
+                _remove(os.path.join(self.folder, str(number)))
 
     def kill_strays(self) -> None:
         """Kill our children that are no supervisors: orphans of one that was killed. Their orphans come next."""
-        own = Supervisor(self.control, {}, init=False, processes=0)
+        supervisor = Supervisor(self.control, {}, init=False, processes=0)
         known = set(self.pids.values())
         for _ in range(1000):
-            strays = [pid for pid in own.children() if pid not in known]
+            strays = [pid for pid in supervisor.children() if pid not in known]
             if not strays:
                 return
             for pid in strays:
@@ -163,12 +191,12 @@ class Zygote:
                 elif fd == self.caller:
                     return
                 else:
-                    data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_MAX, 1, socket.MSG_CMSG_CLOEXEC)
+                    data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_MAX, 3, socket.MSG_CMSG_CLOEXEC)
                     if not data:
                         return
                     message = json.loads(data)
                     if message["op"] == "fork":
-                        self.fork(message, fds[0])
+                        self.fork(message, *fds)
                     else:
                         self.kill(message["id"])
             self.reap()
@@ -177,8 +205,23 @@ class Zygote:
         """Kill everything below and end. In a PID namespace the kernel does the killing."""
         if not self.isolate:
             Supervisor(self.control, {}, init=False, processes=0).sweep()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            _remove(self.folder)
         os._exit(0)
+
+
+# Where sandboxes have no folder, neither of these two is loaded: with their libraries each fork would take longer.
+
+
+def _temporary() -> Any:
+    import tempfile
+
+    return tempfile
+
+
+def _remove(folder: str) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def report(fd: int, error: OSError) -> None:

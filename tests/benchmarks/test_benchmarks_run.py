@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import schedules
+from benchmarks.schedule_run import Load, Record, Schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,7 +49,7 @@ def test_schedules_are_told_apart_by_what_they_wait_for(tmp_path: Path) -> None:
 
 
 def test_episode_times_have_the_tail_they_claim() -> None:
-    load = schedules.Load(scale_s=0.2, tail=30.0)
+    load = Load(scale_s=0.2, tail=30.0)
     times = [load.duration(seed) for seed in range(40_000)]
     ratio = schedules.quantile(times, 0.99) / schedules.quantile(times, 0.5)
     assert ratio == pytest.approx(30.0, rel=0.1)
@@ -66,20 +67,20 @@ def test_share_and_occupancy_count_only_what_lies_inside() -> None:
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        (schedules.Schedule("stream", 1, 4), [0.5, 0.5, 0.5]),
-        (schedules.Schedule("groups", 8, 4), [9.5, 0.5, 0.5]),  # a waits for b, which ran until 10
-        (schedules.Schedule("barrier", 1, 0), [19.5, 10.5, 0.5]),
+        (Schedule("stream", 1, 4), [0.5, 0.5, 0.5]),
+        (Schedule("groups", 8, 4), [9.5, 0.5, 0.5]),  # a waits for b, which ran until 10
+        (Schedule("barrier", 1, 0), [19.5, 10.5, 0.5]),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_episode_waits_for_those_it_must_be_claimed_with(schedule: schedules.Schedule, expected: list[float]) -> None:
+def test_episode_waits_for_those_it_must_be_claimed_with(schedule: Schedule, expected: list[float]) -> None:
     finished = {"a": 1.0, "b": 10.0, "c": 20.0}
     group_of = {"a": "ab", "b": "ab", "c": "c"} if schedule.group_size > 1 else {name: name for name in finished}
     groups: dict[str, list[str]] = {}
     for name, group in group_of.items():
         groups.setdefault(group, []).append(name)
     on_disk = {name: moment + 0.5 for name, moment in finished.items()}
-    record = schedules.Record(finished=finished, on_disk=on_disk, groups=groups, group_of=group_of)
+    record = Record(finished=finished, on_disk=on_disk, groups=groups, group_of=group_of)
     assert schedules.waits_of(schedule, ["a", "b", "c"], record) == expected
 
 
@@ -107,3 +108,13 @@ def test_wrong_options_are_refused_with_a_sentence(script: str) -> None:
     )
     assert process.returncode == 2
     assert options[0] in process.stderr
+
+
+@pytest.mark.timeout(180)
+def test_the_projects_half_of_the_comparison_with_peers_runs_alone(tmp_path: Path) -> None:
+    words = ("--models", "moe", "--batches", "short", "--rounds", "1")
+    report, output = run("peers/learner.py", *words, target=tmp_path / "figures.json")
+    [step] = report["steps"]
+    assert step["answers"][0]["gated"] == 0.0  # or the losses would not have one gradient
+    assert step["answers"][0]["padding"] <= 0.05
+    assert "moe, short: project" in output

@@ -17,9 +17,9 @@ import yaml
 
 from benchmarks import serve_kills, serve_load
 from benchmarks.serving import Reply
+from envs.style_shift.traces import style_traces
 from learner.config import TinyModelConfig
-from learner.style_traces import style_traces
-from learner.tiny import write_tiny_model
+from learner.model.tiny import write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 

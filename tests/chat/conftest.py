@@ -7,26 +7,16 @@ families' special tokens, flags (`<tool_call>` and `<think>` are added but not s
 from __future__ import annotations
 
 import functools
-import importlib.util
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from model_folders import write_model
+from published_templates import template_folder
+from tokenizers import normalizers
 
-from agent.chat import ChatRenderer
-
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-CORPUS = [
-    "You are a helpful assistant. Think, then call the python tool. system user assistant tool ipython",
-    'What is 12 * 7? {"name": "python", "arguments": {"code": "print(12 * 7)"}} <tools> </tools> <|im_end|>',
-    "The answer is \\boxed{84}.\n\nTraceback (most recent call last):\n  File x, line 1\n" * 3,
-]
+from agent.chat.renderer import ChatRenderer
 
 _TOOLS_BLOCK = r"""
 {%- macro tool_block(tools) -%}
@@ -161,44 +151,6 @@ _LLAMA_SPECIAL = [
 ]
 
 
-def write_model(
-    folder: Path,
-    template: str,
-    *,
-    special: list[str],
-    added: list[str],
-    tokens: dict[str, str],
-    eos: list[str],
-    ignore_merges: bool = False,
-    normalizer: normalizers.Normalizer | None = None,
-) -> Path:
-    """A model folder with tokenizer, template and generation config; no weights."""
-    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **tokens}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "chat_template.jinja").write_text(template)
-    ids = [tokenizer.token_to_id(text) for text in eos]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
-    return folder
-
-
 def _qwen(folder: Path, template: str) -> Path:
     return write_model(
         folder,
@@ -224,14 +176,9 @@ def _llama(folder: Path, template: str) -> Path:
 
 
 def published_templates() -> dict[str, Path]:
-    """The families' published templates, read from the `trl` distribution where that is installed."""
-    spec = importlib.util.find_spec("trl")  # finds it without importing it
-    if spec is None or not spec.submodule_search_locations:
-        return {}
-    root = Path(spec.submodule_search_locations[0]) / "chat_templates"
+    """The families' published templates."""
     names = ("qwen3", "qwen3_instruct_2507", "qwen2_5", "llama3", "llama3_1", "llama3_2")
-    paths = {name: root / f"{name}.jinja" for name in names}
-    return {f"published-{name}": path for name, path in paths.items() if path.is_file()}
+    return {f"published-{name}": template_folder() / f"{name}.jinja" for name in names}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -10,7 +10,7 @@ import renderers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.chat import ChatRenderer
+from agent.chat.renderer import ChatRenderer
 
 contents = st.text(st.characters(exclude_categories=["Cs"]), max_size=30).map(lambda text: f"a{text}.")
 answers = st.lists(contents.map(lambda text: {"role": "tool", "content": text}), min_size=1, max_size=3)

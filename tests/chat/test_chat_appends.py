@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.chat import ChatRenderer
+from agent.chat.renderer import ChatRenderer
 from agent.episode import Episode, SamplingParams, Segment, StopReason, validate
 
 TOOLS = [
@@ -227,7 +227,10 @@ def test_a_lone_end_of_thinking_gains_an_empty_think_block(
     thinking_family: str, renderer_of: Callable[..., ChatRenderer]
 ) -> None:
     """Case B2: what follows a completion of only `</think>` is the end of the turn and the observation."""
-    for renderer in (renderer_of(thinking_family), renderer_of(thinking_family, prefill_think=True)):
+    switches: list[dict[str, bool]] = [{}]
+    if not thinking_family.startswith("published-"):  # published templates have no such switch
+        switches.append({"prefill_think": True})
+    for renderer in (renderer_of(thinking_family, **switch) for switch in switches):
         for text in ("</think>", "</think>\n\nfine", "<think>\n\n</think>", ""):
             for stopped in (True, False):
                 answer = [{"role": "tool", "content": "4"}]

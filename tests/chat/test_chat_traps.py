@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from agent.chat import ChatRenderer, ChatTemplateError
+from agent.chat.renderer import ChatRenderer
+from agent.chat.template import ChatTemplateError
 
 QUESTION = [{"role": "user", "content": "What is 12 * 7?"}]
 
@@ -300,7 +301,7 @@ def test_template_helpers_differ_from_transformers(folders: dict[str, Path], tmp
     folder = _copy(folders["chatml"], tmp_path / "model", chat_template__jinja=source)
     messages = [{"role": "user", "content": "<é> 'x' & \"y\""}, {"role": "skip", "content": "no"}]
     # This template writes content more than once, so it cannot be extended; the plain template is what is compared.
-    from agent.chat_template import ChatTemplate, read_json
+    from agent.chat.template import ChatTemplate, read_json
 
     specials = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     template = ChatTemplate(folder, read_json(folder / "tokenizer_config.json"), {**specials, "flag": 3})
@@ -311,5 +312,5 @@ def test_template_helpers_differ_from_transformers(folders: dict[str, Path], tmp
 
 
 def test_rendering_needs_torch_or_transformers() -> None:
-    code = "import sys, agent.chat; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    code = "import sys, agent.chat.renderer; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -25,8 +25,9 @@ from engine_tools import (
 )
 from vllm_tools import have_vllm
 
+from agent.child_processes import stop_child
 from agent.engines.client import HttpEngine
-from agent.engines.launch import launch_vllm, stop_local
+from agent.engines.vllm.launch import launch_vllm
 
 
 @dataclass
@@ -74,7 +75,7 @@ def _vllm(tmp: Path, kind: str) -> Iterator[Server]:
         loop.run_until_complete(asyncio.sleep(0.1))  # lets the loop hear of an end
         assert process.returncode is None, f"the engine died: {log.read_text()[-5000:]}"
     finally:
-        loop.run_until_complete(stop_local(process))
+        loop.run_until_complete(stop_child(process))
         loop.close()
 
 

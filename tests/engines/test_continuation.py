@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from engine_tools import VOCABULARY, EngineUnderTest
 from test_engine_contract import assert_same, prompt_of, reference, until
 
-from agent.chat import Rendering
-from agent.episode import StopReason
-from agent.rollout import RolloutSettings, rollout
-from agent.runtime_config import SamplingConfig, StageLimits
+from agent.chat.renderer import Rendering
+from agent.engines.base import Completion, EngineFault
+from agent.engines.client import HttpEngine
+from agent.episode import SamplingParams, StopReason
+from agent.runtime.rollout import RolloutSettings, rollout
+from agent.runtime.settings import SamplingConfig, StageLimits
 from agent.store.protocol import Ticket
 from envs.core import AsyncEnv, Step
 
@@ -85,7 +88,7 @@ async def test_an_aborted_turn_goes_on_with_exact_log_probs_and_versions_of_ever
     await engine.client.abort(f"{ticket.id}.{ticket.attempt}.2")
     episode = await running
 
-    assert episode.stop_reason in (StopReason.TERMINATED, StopReason.TRUNCATED_CONTEXT)
+    assert episode.stop_reason in (StopReason.TERMINATED, StopReason.TRUNCATED_TURN_TOKENS)
     action = episode.segments[1]
     assert [segment.kind for segment in episode.segments] == ["prompt", "action"]
     assert len(action.token_ids) == len(action.logprobs) == len(action.versions) == ACTION
@@ -95,3 +98,45 @@ async def test_an_aborted_turn_goes_on_with_exact_log_probs_and_versions_of_ever
     assert cut >= 60
     assert_same(action.logprobs[:cut], reference(engine.first, PROMPT, action.token_ids)[:cut])
     assert_same(action.logprobs[cut:], reference(engine.second, PROMPT, action.token_ids)[cut:])
+
+
+class _Counted:
+    """An engine's client that counts its requests."""
+
+    def __init__(self, client: HttpEngine) -> None:
+        self._client, self.requests = client, 0
+
+    async def generate(self, *arguments: Any, **limits: Any) -> Completion:
+        self.requests += 1
+        return await self._client.generate(*arguments, **limits)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+async def test_a_turn_longer_than_a_request_keeps_every_token_that_was_sampled(engine: EngineUnderTest) -> None:
+    """Case M1, over the real client: six requests from one prompt and nothing kept, a bias against long turns."""
+    began = time.monotonic()
+    await engine.client.generate(PROMPT, SamplingParams(max_tokens=ACTION))
+    whole_s = time.monotonic() - began
+    settings = RolloutSettings(
+        env_id="test/One-v0",
+        sampling=SamplingConfig(temperature=1.0),
+        max_context_tokens=engine.max_context,
+        max_tokens_per_turn=ACTION,
+        limits=StageLimits(generate_s=whole_s / 4),
+    )
+    ticket = Ticket(id=f"long-{engine.version}", kind="train", task_index=0, epoch=0, seed=1)
+    before = (await engine.client.health()).tokens_generated
+    counted = _Counted(engine.client)
+
+    async def recover(fault: EngineFault) -> None:
+        """A busy machine may sample nothing in so short a time: asked again."""
+
+    episode = await rollout(ticket, OneTurn(), counted, Numbers(), settings, recover=recover)
+    action = episode.segments[1]
+    assert counted.requests >= 2
+    assert len(action.token_ids) == len(action.logprobs) == ACTION
+    assert_same(action.logprobs, reference(engine.first, PROMPT, action.token_ids))
+    # A token in the midst of its step when the abort comes may be lost, never what came before it.
+    assert (await engine.client.health()).tokens_generated - before <= ACTION + 2 * counted.requests

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from aiohttp import web
 
-from agent.engines.base import ContextOverflow, EngineFault, EngineRefused
+from agent.engines.base import ContextOverflow, Disconnected, EngineBusy, EngineFault, EngineRefused
 from agent.engines.client import HttpEngine
+from agent.engines.stream_reader import StreamReader
 from agent.episode import SamplingParams
 
 ONCE = SamplingParams(max_tokens=3)
@@ -34,6 +40,13 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 def logprobs(*values: Any) -> dict[str, Any]:
     return {"logprobs": {"content": [{"token_id": t, "logprob": p} for t, p in zip((4, 5, 6), values, strict=False)]}}
+
+
+def npy(ids: np.ndarray[Any, Any]) -> str:
+    """As vLLM sends an array."""
+    file = io.BytesIO()
+    np.save(file, ids, allow_pickle=False)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 class Engine:
@@ -85,9 +98,28 @@ async def test_a_sound_answer_passes(client: HttpEngine, broken: Engine) -> None
     assert body["sampling_params"]["logprobs"] == 0, "vLLM gives no log-probs unless asked"
 
 
+async def test_experts_come_with_an_answer_and_with_the_end_of_a_stream(client: HttpEngine, broken: Engine) -> None:
+    ids = np.arange(24, dtype=np.uint8).reshape(3, 4, 2)
+    broken.reply = lambda: web.json_response(answer(routed_experts=npy(ids)))
+    done = await client.generate([1], ONCE)
+    assert done.experts is not None
+    assert done.experts.array().tolist() == ids.tolist()
+    data = msgspec.json.encode(answer(routed_experts=npy(ids)))
+    *_, last = StreamReader("engine").feed(b"data: " + data + b"\n")
+    assert last.completion == done
+
+
 @pytest.mark.parametrize(
     "changes",
     [
+        {"routed_experts": "?"},
+        {"routed_experts": ""},
+        {"routed_experts": npy(np.zeros((2, 3), dtype=np.uint8))},
+        {"routed_experts": npy(np.zeros((2, 0, 3), dtype=np.uint8))},
+        {"routed_experts": npy(np.zeros((2, 3, 1)))},
+        {"routed_experts": npy(np.full((2, 3, 1), -1))},
+        {"routed_experts": npy(np.full((2, 3, 1), 70_000))},
+        {"routed_experts": npy(np.zeros((2, 3, 1), dtype=np.uint8))[:40]},
         logprobs(-0.5, -0.5),
         logprobs(-0.5, None, -0.5),
         logprobs(-0.5, -9999.0, -0.5),
@@ -127,6 +159,8 @@ async def test_what_is_no_answer_is_a_fault(client: HttpEngine, broken: Engine, 
         (400, '{"error": {"message": "the maximum context length is 8"}}', ContextOverflow),
         (400, '{"error": {"message": "bad"}}', EngineRefused),
         (404, "plain text", EngineRefused),
+        (408, "", EngineBusy),
+        (429, '{"error": {"message": "slow down"}}', EngineBusy),
         (500, '{"error": "odd"}', EngineFault),
         (503, "", EngineFault),
     ],
@@ -140,9 +174,41 @@ async def test_errors_are_typed_by_who_must_act(
     assert type(error.value) is kind
 
 
+@pytest.mark.parametrize(
+    ("header", "low", "high"),
+    [
+        ("7", 7, 7),
+        ("0.5", 0.5, 0.5),
+        ("-3", 0, 0),
+        (format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True), 1, 3600),
+        ("Wed, 01 Jan 2020 00:00:00 GMT", 0, 0),
+    ],
+    ids=["seconds", "fraction", "negative", "a date to come", "a date that is past"],
+)
+async def test_a_busy_engine_is_asked_again_when_it_says(
+    client: HttpEngine, broken: Engine, header: str, low: float, high: float
+) -> None:
+    """Case M11."""
+    broken.reply = lambda: web.Response(status=429, headers={"Retry-After": header})
+    with pytest.raises(EngineBusy) as error:
+        await client.generate([1], ONCE)
+    assert error.value.retry_after_s is not None
+    assert low <= error.value.retry_after_s <= high
+
+
+@pytest.mark.parametrize("headers", [{}, {"Retry-After": "soon"}, {"Retry-After": "nan"}])
+async def test_a_busy_engine_that_does_not_say_when(
+    client: HttpEngine, broken: Engine, headers: dict[str, str]
+) -> None:
+    broken.reply = lambda: web.Response(status=429, headers=headers)
+    with pytest.raises(EngineBusy) as error:
+        await client.generate([1], ONCE)
+    assert error.value.retry_after_s is None
+
+
 async def test_an_engine_that_is_gone_is_a_fault() -> None:
     client = HttpEngine("http://127.0.0.1:9", timeout_s=5)
-    with pytest.raises(EngineFault, match="running"):
+    with pytest.raises(Disconnected, match="running"):
         await client.generate([1], ONCE)
     with pytest.raises(EngineFault):
         await client.health()
@@ -183,6 +249,6 @@ async def test_a_failed_publication_never_leaves_the_engine_paused(
 def test_the_client_and_the_launcher_need_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
-        "import agent.engines.client, agent.engines.launch"
+        "import agent.engines.client, agent.engines.local.launch, agent.engines.vllm.launch"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -15,9 +15,10 @@ import psutil
 import pytest
 from engine_tools import VOCABULARY, make_model
 
+from agent.child_processes import stop_child
 from agent.engines.base import EngineFault
 from agent.engines.client import HttpEngine
-from agent.engines.launch import launch_local, stop_local
+from agent.engines.local.launch import launch_local
 from agent.episode import SamplingParams
 
 EOS = list(range(0, VOCABULARY, 3))
@@ -64,8 +65,8 @@ async def test_an_engine_starts_with_its_version_and_leaves_nothing(model: Path,
         running = asyncio.create_task(client.generate([1], SamplingParams(max_tokens=400)))
         assert await becomes(client.health, lambda now: now.tokens_generated > len(done.token_ids))
     finally:
-        assert await stop_local(process) == 0
-        assert await stop_local(process) == 0
+        assert await stop_child(process) == 0
+        assert await stop_child(process) == 0
         await asyncio.gather(running, return_exceptions=True)
         await client.close()
     assert await gone(process.pid)
@@ -106,7 +107,7 @@ async def test_the_engine_dies_with_a_parent_that_is_killed(model: Path, tmp_pat
     """Case D8: whoever started it being killed leaves no engine behind."""
     code = (
         "import asyncio, pathlib, sys\n"
-        "from agent.engines.launch import launch_local\n"
+        "from agent.engines.local.launch import launch_local\n"
         "async def main():\n"
         "    process, _ = await launch_local(pathlib.Path(sys.argv[1]), version=0, log=pathlib.Path(sys.argv[2]))\n"
         "    print(process.pid, flush=True)\n"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_engine_contract import assert_same, reference, until
 
 from agent.engines.base import EngineFault, EngineRefused
-from agent.engines.streaming import Partial, StreamReader
+from agent.engines.stream_reader import Partial, StreamReader
 from agent.episode import SamplingParams
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
+from byte_model import write_byte_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from agent.engines.local_model import sample
-from agent.engines.local_scheduler import Generation, Scheduler, Slots
+from agent.engines.local.model import sample
+from agent.engines.local.scheduler import Generation, Scheduler, Slots
+from agent.engines.local.stop_strings import StopStrings
 from agent.episode import SamplingParams
 
 NO_EOS: frozenset[int] = frozenset()
@@ -165,3 +169,20 @@ def test_no_draw_hits_a_token_of_probability_zero(uniform: float, seed: int) -> 
     tokens, logprobs = draw(logits, torch.tensor([uniform], dtype=torch.float64))
     assert tokens[0] % 2 == 1
     assert logprobs[0] > -torch.inf
+
+
+def test_a_stop_string_is_met_by_the_token_that_completes_it(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(write_byte_model(tmp_path) / "tokenizer.json"))
+    ids = tokenizer.encode("so é Observation: 42", add_special_tokens=False).ids
+    met = StopStrings(tmp_path).watch(("Observation:", "never said"))
+    first = next(i for i in range(1, len(ids) + 1) if met(ids[:i]))
+    assert tokenizer.decode(ids[:first]) == "so é Observation:"
+    scheduler, running = Scheduler(max_sequences=1, slots=1, prefill_budget=10), generation([5], max_tokens=50)
+    running.ends_text = met
+    scheduler.submit(running)
+    for token in ids:
+        if advance(scheduler, token):
+            break
+    assert (running.sampled, running.finish_reason) == (ids[:first], "stop")
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        StopStrings(None).watch(("x",))

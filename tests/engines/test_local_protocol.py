@@ -7,8 +7,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from byte_model import write_byte_model
 from engine_tools import EngineUnderTest
 from test_engine_contract import assert_same, reference
+from tokenizers import Tokenizer
 
 from agent.episode import SamplingParams
 
@@ -19,6 +21,17 @@ pytestmark = pytest.mark.parametrize("server", ["local-moe", "local-dense"], ind
 async def post(engine: EngineUnderTest, path: str, body: Any) -> tuple[int, Any]:
     async with aiohttp.ClientSession(engine.client.url) as session, session.post(path, json=body) as response:
         return response.status, await response.json()
+
+
+async def test_a_stop_string_ends_the_action_at_the_token_that_completes_it(engine: EngineUnderTest) -> None:
+    write_byte_model(engine.first)  # the folder that the server was started with; it reads its tokenizer when asked to
+    decode = Tokenizer.from_file(str(engine.first / "tokenizer.json")).decode
+    free = await engine.client.generate([1, 2], SamplingParams(max_tokens=60, seed=3))
+    stop = decode(free.token_ids[30:33])
+    end = next(i for i in range(1, 61) if stop in decode(free.token_ids[:i]))
+    done = await engine.client.generate([1, 2], SamplingParams(max_tokens=60, seed=3, stop=(stop, "never said")))
+    assert (done.token_ids, done.finish_reason) == (free.token_ids[:end], "stop")
+    assert len(done.logprobs) == len(done.versions) == end
 
 
 async def test_an_answer_has_the_shape_of_vllm(engine: EngineUnderTest) -> None:
@@ -43,6 +56,7 @@ async def test_an_answer_has_the_shape_of_vllm(engine: EngineUnderTest) -> None:
         ({"sampling_params": {"n": 2}}, 400),
         ({"sampling_params": {"logprobs": 20}}, 400),
         ({"sampling_params": {"max_tokens": "many"}}, 400),
+        ({"sampling_params": {"stop": [""]}}, 400),
         ({"model": "another"}, 404),
         ({"token_ids": "1, 2"}, 400),
         ({"token_ids": [2**70]}, 400),

@@ -14,8 +14,8 @@ from engine_tools import VLLM_READY_S, VLLM_TEST_S, make_model
 from vllm_tools import have_vllm
 
 from agent.engines.base import EngineFault
-from agent.engines.launch import launch_vllm
-from agent.engines.vllm_weights import check
+from agent.engines.vllm.launch import launch_vllm
+from agent.engines.vllm.weight_receiver import check
 
 if have_vllm():  # or else not collected, as in conftest.py
 
@@ -27,7 +27,7 @@ if have_vllm():  # or else not collected, as in conftest.py
         model = make_model(tmp_path / "model", "dense", 1, head_dim=32)
         code = (
             "import asyncio, pathlib, sys\n"
-            "from agent.engines.launch import launch_vllm\n"
+            "from agent.engines.vllm.launch import launch_vllm\n"
             "async def main():\n"
             "    folder = pathlib.Path(sys.argv[1])\n"
             "    limits = {'dtype': 'float32', 'ready_timeout_s': float(sys.argv[2])}\n"
@@ -65,6 +65,22 @@ if have_vllm():  # or else not collected, as in conftest.py
         with pytest.raises(EngineFault, match="ended with code"):
             await launch_vllm(model, version=0, log=tmp_path / "log", ready_timeout_s=VLLM_READY_S)
         assert "no CPU attention for head_dim 16" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("returns_experts", [False, True])
+async def test_a_server_that_returns_experts_is_started_with_the_runner_that_keeps_them(
+    tmp_path: Path, returns_experts: bool
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\necho "$@" runner=$VLLM_USE_V2_MODEL_RUNNER\nexit 3\n')
+    python.chmod(0o755)
+    where = {"log": tmp_path / "log", "environment": tmp_path}
+    with pytest.raises(EngineFault, match="ended with code 3"):
+        await launch_vllm(tmp_path, version=0, **where, returns_experts=returns_experts)  # type: ignore[arg-type]
+    said = (tmp_path / "log").read_text()
+    assert ("--enable-return-routed-experts" in said, "runner=1" in said) == (returns_experts, returns_experts)
 
 
 async def test_no_vllm_is_said_with_what_to_do(tmp_path: Path) -> None:

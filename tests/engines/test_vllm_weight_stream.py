@@ -24,9 +24,10 @@ from test_engine_contract import assert_same, reference
 from torch import Tensor
 from vllm_tools import have_vllm
 
+from agent.child_processes import log_tail, stop_child
 from agent.engines.base import Call, Completion, EngineFault
 from agent.engines.client import HttpEngine
-from agent.engines.launch import launch_vllm, log_tail, stop_local
+from agent.engines.vllm.launch import launch_vllm
 from agent.engines.weight_stream import Kind, WeightStreamer, manifest_of
 from agent.episode import SamplingParams
 
@@ -345,7 +346,7 @@ async def _doomed(tmp: Path) -> AsyncIterator[tuple[Process, HttpEngine, Path]]:
         yield process, client, second
     finally:
         await client.close()
-        await stop_local(process)
+        await stop_child(process)
     await asyncio.to_thread(psutil.wait_procs, children, 60)
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from agent.engines.base import EngineFault, EngineRefused
 from agent.engines.client import HttpEngine
-from agent.engines.launch import local_engine
+from agent.engines.local.launch import local_engine
 from agent.engines.weight_stream import (
     Kind,
     WeightStreamer,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from envs.python_tir.__main__ import main
-from envs.python_tir.variants import RIGHT, WRONG, split_list
+from envs.python_tir.grading.variants import RIGHT, WRONG, split_list
 
 GOLDS = ["42", "-7", r"\frac{3}{8}", "1,2,3", r"x<3", r"2\sqrt{5}", "12,500", r"\text{east}", "(1,-2)", r"36^\circ"]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.python_tir.grading import equivalent
+from envs.python_tir.grading.equivalence import equivalent
 
 
 def pairs(table: str) -> list[tuple[str, str]]:
@@ -83,7 +83,6 @@ n \text{ odd} ~ odd $n$
 6\text{ units}^2 ~ 6
 2\pi r h ~ 2\pi hr
 7:30 \text{ PM} ~ 7:30 pm
-6 \cdot 7 = 42 ~ 42
 2^{10} ~ 1024
 3/6 ~ 1/2
 6 \cdot 7 ~ 7 \cdot 6
@@ -112,7 +111,6 @@ P(x)=x+1 \text{ or } P(x)=-1 ~ P(x)=-1, P(x)=x+1
 (1+i)^2 ~ 2i
 (n+1)(n+2) ~ n^2+3n+2
 \frac{\sqrt3}{3} ~ \frac{1}{\sqrt{3}}
-\sin^2 x + \cos^2 x ~ 1
 2*x**2 ~ 2x^2
 sqrt(2)/2 ~ \frac{\sqrt{2}}{2}
 0.333333 ~ \frac13
@@ -145,6 +143,7 @@ E9_DIFFERENT = r"""
 """
 
 SIBLINGS_DIFFERENT = r"""
+\sin^2 x + \cos^2 x ~ 1
 42 \text{ or } 43 ~ 42
 42\text{ or 43} ~ 42
 42 \text{ is not it} ~ 42
@@ -153,6 +152,7 @@ SIBLINGS_DIFFERENT = r"""
 42, 42 ~ 42
 6*7 ~ 42
 6 \cdot 7 ~ 42
+6 \cdot 7 = 42 ~ 42
 40+2 ~ 42
 \binom{7}{2}\cdot 2 ~ 42
 \sum_{n=1}^{6} 2n ~ 42

@@ -17,9 +17,10 @@ import psutil
 import pytest
 
 from envs.core import EnvironmentFault
-from envs.python_tir.grading import Grader
+from envs.python_tir.grading.grader import Grader
 
 POWERS = r"\boxed{2^{2^{2^{2^{10}}}}}"
+ROOTS = r"\boxed{\sqrt[3]{2^{2^{2^{20}}}}}"  # never worked out in this world's time
 SUM = r"\boxed{\sum_{n=1}^{10^{10}} \frac{1}{n^{n}+\sin n}}"
 NESTED = rf"\boxed{{{'(' * 2000}1{')' * 2000}}}"
 ROOT = r"\sqrt{2}"  # no plain number: a calculation is worked out before it is refused
@@ -30,7 +31,7 @@ def workers() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if any(part.endswith("grading_worker.py") for part in child.cmdline()):
+            if any(part.endswith("grading/worker.py") for part in child.cmdline()):
                 found.append(child)
         except psutil.NoSuchProcess:
             continue
@@ -56,14 +57,17 @@ async def test_hostile_answer_is_wrong_within_the_clock(grader: Grader, action: 
 
 async def test_hostile_answer_costs_only_itself() -> None:
     """Case E8: answers queued behind it are graded by a new worker."""
-    grader = Grader(workers=2, timeout_s=1.0)
     right = r"\boxed{\frac{\sqrt{8}}{2}}"
-    actions = [right, SUM, right, POWERS, right, r"\boxed{1.41}", SUM, right]
-    started = time.monotonic()
-    verdicts = await asyncio.gather(*(grader.grade(action, ROOT) for action in actions))
-    assert verdicts == [action == right for action in actions]
-    assert time.monotonic() - started >= 1.0  # the sums ran into the clock: workers were killed
-    await grader.close()
+    actions = [right, ROOTS, right, POWERS, right, r"\boxed{1.41}", ROOTS, right]
+    grader = Grader(workers=2, timeout_s=1.0)
+    try:
+        assert await asyncio.gather(*(grader.grade(right, ROOT) for _ in range(2))) == [True, True]
+        before = workers()
+        verdicts = await asyncio.gather(*(grader.grade(action, ROOT) for action in actions))
+        assert verdicts == [action == right for action in actions]
+        assert workers() != before  # the roots ran into the clock: workers were killed
+    finally:
+        await grader.close()
     await grader.close()
     assert workers() == []
 
@@ -125,7 +129,7 @@ def test_no_worker_is_a_fault_and_no_wrong_answer(grader: Grader, monkeypatch: p
 async def test_close_ends_what_is_in_flight() -> None:
     grader = Grader(workers=1, timeout_s=60.0)
     assert await grader.grade(HALF, "0.5")
-    waiting = [asyncio.create_task(grader.grade(action, ROOT)) for action in (SUM, HALF)]
+    waiting = [asyncio.create_task(grader.grade(action, ROOT)) for action in (ROOTS, HALF)]
     await asyncio.sleep(0)  # both are queued
     await asyncio.wait_for(grader.close(), 5)
     for outcome in await asyncio.gather(*waiting, return_exceptions=True):
@@ -136,7 +140,7 @@ async def test_close_ends_what_is_in_flight() -> None:
 
 
 async def test_cancelled_caller_leaves_the_grader_usable(grader: Grader) -> None:
-    task = asyncio.create_task(grader.grade(SUM, ROOT))
+    task = asyncio.create_task(grader.grade(ROOTS, ROOT))
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(task, 0.2)
     assert await grader.grade(HALF, "0.5")
@@ -144,7 +148,7 @@ async def test_cancelled_caller_leaves_the_grader_usable(grader: Grader) -> None
 
 _CHILD = """
 import sys, threading
-from envs.python_tir.grading import Grader
+from envs.python_tir.grading.grader import Grader
 grader = Grader(workers=1, timeout_s=600)
 assert grader.grade_sync(r"\\boxed{2/4}", "0.5")
 if sys.argv[1] == "busy":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import threading
 from collections import Counter
 from pathlib import Path
@@ -11,13 +12,8 @@ from pathlib import Path
 import pytest
 
 from envs import make_core
-from envs.python_tir.problems import (
-    PRESETS,
-    ProblemSourceError,
-    extract_answer,
-    load_problems,
-    shared_questions,
-)
+from envs.python_tir.problems.sets import ProblemSourceError, shared_questions
+from envs.python_tir.problems.sources import PRESETS, answer_in_column, load_problems
 
 INLINE = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(5)]
 HELD_OUT = {"source": "tiny_fold", "size": 384, "seed": 0}
@@ -107,15 +103,17 @@ def test_a_data_set_is_loaded_by_id_and_its_columns_are_checked(tmp_path: Path) 
 
 
 def test_extraction_takes_the_last_match_and_refuses_none() -> None:
-    assert extract_answer("#### 1\nno\n#### 2", "gsm8k") == "2"
-    assert extract_answer(" 7 ", None) == "7"
+    assert answer_in_column("#### 1\nno\n#### 2", "gsm8k") == "2"
+    assert answer_in_column(" 7 ", None) == "7"
     with pytest.raises(ProblemSourceError, match="finds nothing"):
-        extract_answer("no answer", "gsm8k")
+        answer_in_column("no answer", "gsm8k")
 
 
 def test_presets_cover_the_sets_that_are_reported() -> None:
     names = {"aime24", "aime25", "hmmt25_nov", "beyond_aime", "imo_answerbench", "math500", "gsm8k"}
     assert names == set(PRESETS)
+    unpinned = {name for name, preset in PRESETS.items() if not re.fullmatch("[0-9a-f]{40}", preset.revision or "")}
+    assert unpinned <= {"beyond_aime"}, "a set that changes would change what was measured on it"
 
 
 def test_weights_set_the_shares_and_lose_no_problem() -> None:

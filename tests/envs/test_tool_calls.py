@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import time
 
 import pytest
@@ -171,6 +172,43 @@ def test_a_longer_fence_may_hold_a_shorter_one() -> None:
     call = call_of("````python\ns = '''\n```\n'''\n````", "fenced")
     assert call is not None
     assert call.arguments["code"] == "s = '''\n```\n'''"
+
+
+@pytest.mark.parametrize("deeper", ["", "  "])
+@pytest.mark.parametrize("indent", [" ", "   ", "    ", "        ", "\t"])
+def test_a_fence_that_is_indented_gives_its_code_without_the_indent(indent: str, deeper: str) -> None:
+    """Case J7: in a list, say; the code may stand deeper than its fence, and blank lines need no blanks."""
+    code = ["if True:", "    x = '''", "", "\t     ```", "    '''", "    print(x)"]
+    body = "\n".join(f"{indent}{deeper}{line}" if line else "" for line in code)
+    call = call_of(f"1. First:\n{indent}```python\n{body}\n{indent}```\n2. Then.", "fenced")
+    assert call is not None
+    assert call.arguments["code"] == "\n".join(code)
+
+
+@given(st.text(alphabet="ab ('\"\n"), st.sampled_from(["  ", "   ", "\t"]))
+def test_the_indent_of_a_fence_is_taken_off_and_nothing_else(code: str, indent: str) -> None:
+    """Case J7, for any code that Python could read: its first line is not indented."""
+    code = "x = 1\n" + code
+    call = call_of(textwrap.indent(f"```python\n{code}\n```", indent, lambda line: True), "fenced")
+    assert call is not None
+    assert call.arguments["code"] == code
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["py", "Python", "PY", "python3", "py3", "ipython", "{python}", "{.python .x}", "python:a.py", 'py title="a"'],
+)
+def test_python_has_many_names(word: str) -> None:
+    """Case J7: the language as models write it."""
+    for space in ("", " "):
+        call = call_of(f"```{space}{word}\nprint(1)\n```", "fenced")
+        assert call is not None
+        assert call.arguments["code"] == "print(1)"
+
+
+@pytest.mark.parametrize("word", ["pycon", "pytb", "sh", "json", "output", "pyproject", "cpp"])
+def test_a_name_that_begins_like_python_is_another(word: str) -> None:
+    assert call_of(f"```{word}\nprint(1)\n```", "fenced") is None
 
 
 @given(st.text(alphabet="ab\n"), st.text(alphabet="cd"))

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from agent.annotations import (
+from agent.episode import Episode, Segment, StopReason, encode
+from agent.inspect.__main__ import main
+from agent.inspect.annotations import (
     AnnotationWriter,
     TokenAnnotations,
     decode_annotations,
     encode_annotations,
     read_annotations,
 )
-from agent.episode import Episode, Segment, StopReason, encode
-from agent.inspect import main
-from agent.inspect_html import episode_page
-from agent.inspect_tokens import token_texts, token_views
+from agent.inspect.html import episode_page
+from agent.inspect.tokens import token_texts, token_views
 from agent.store.config import StoreConfig
 from agent.store.ledger import Ledger
 
@@ -68,10 +68,10 @@ def run(tmp_path: Path) -> Path:
     """A run with three training episodes and one evaluation; the first training episode is annotated."""
     config = StoreConfig(tasks=3, batch=3)
     ledger = Ledger(tmp_path / "episodes.sqlite", config)
-    [tickets] = ledger.apply([lambda: ledger.lease(3, "w")])
+    [tickets] = ledger.apply([lambda: ledger.tickets.lease(3, "w")])
     ledger.apply([lambda: ledger.set_version(2)])
-    ledger.apply([lambda: ledger.start_evaluation(2, [0], 1)])
-    [held_out] = ledger.apply([lambda: ledger.lease(1, "w")])
+    ledger.apply([lambda: ledger.evaluations.start(2, [0], 1)])
+    [held_out] = ledger.apply([lambda: ledger.tickets.lease(1, "w")])
     answers = [("yes", 1.0, StopReason.TERMINATED), ("no", 0.0, StopReason.TRUNCATED_TURNS), ("hm", 0.0, None)]
     delivered = []
     for ticket, (answer, reward, stop) in zip(tickets, answers, strict=True):
@@ -81,7 +81,7 @@ def run(tmp_path: Path) -> Path:
     delivered.append(
         Episode(one.id, one.env_id, one.task_id, tuple(pinned), one.turn_rewards, one.stop_reason, metrics={"turns": 2})
     )
-    endings = ledger.apply([lambda e=e: ledger.deliver(e.id, e, encode(e)) for e in delivered])
+    endings = ledger.apply([lambda e=e: ledger.tickets.deliver(e.id, e, encode(e)) for e in delivered])
     assert [ending.outcome for ending in endings] == ["accepted"] * 4
     ledger.close()
     (tmp_path / "model").mkdir()
@@ -111,6 +111,36 @@ def test_a_list_shows_every_kind_and_filters_narrow_it(run: Path) -> None:
     assert "1 of 1" in inspect(run, "--stop-reason", "truncated_turns")
     assert "0 of 0" in inspect(run, "--kind", "evaluate", "--reward", "0")
     assert "1 of 4" in inspect(run, "--limit", "1")
+
+
+def test_answers_are_told_with_how_often_they_came_and_what_they_earned(tmp_path: Path) -> None:
+    """The box of the last action counts as grading counts it: not in thinking; an equal text is the same answer."""
+    told = [
+        (r"so \boxed{42}", 1.0),
+        (r"\boxed{41}, no: \boxed{42}.", 0.0),
+        (r"<think>\boxed{42}</think> \boxed{[bold]7}", 0.0),
+        (r"<think>\boxed{42}</think> I give up.", 0.0),
+        (r"\boxed{42}", 1.0),
+        (r"\boxed{" + "9" * 300 + "}", 0.0),
+    ]
+    ledger = Ledger(tmp_path / "episodes.sqlite", StoreConfig(tasks=len(told), batch=len(told)))
+    [tickets] = ledger.apply([lambda: ledger.tickets.lease(len(told), "w")])
+    ledger.apply([lambda: ledger.set_version(2)])
+    made = [episode(ticket.id, text, reward) for ticket, (text, reward) in zip(tickets, told, strict=True)]
+    endings = ledger.apply([lambda e=e: ledger.tickets.deliver(e.id, e, encode(e)) for e in made])
+    assert [ending.outcome for ending in endings] == ["accepted"] * len(told)
+    ledger.close()
+    shown = inspect(tmp_path, "--answers")
+    rows = [line.split() for line in shown.splitlines() if re.search(r"\d\.\d{3}$", line)]
+    assert rows == [
+        ["42", "3", "0.667"],
+        ["(nothing", "boxed)", "1", "0.000"],
+        ["9" * 120 + "…", "1", "0.000"],
+        ["[bold]7", "1", "0.000"],
+    ]
+    assert "4 of 4 distinct answers in 6 episodes" in shown
+    assert "1 of 4 distinct answers in 6 episodes" in inspect(tmp_path, "--answers", "--limit", "1")
+    assert "1 of 1 distinct answers in 2 episodes" in inspect(tmp_path, "--answers", "--reward", "1")
 
 
 def test_sorting_puts_the_largest_first_unless_told_otherwise(run: Path) -> None:
@@ -195,6 +225,7 @@ def test_a_page_colours_by_sign_and_marks_the_gate() -> None:
         (["nowhere"], "no episode store at"),
         (["{run}", "no-such-episode"], "no episode no-such-episode"),
         (["{run}", "--html", "x.html"], "--html needs an episode"),
+        (["{run}", "{id}", "--answers"], "--answers is about all episodes"),
         (["{run}", "{id}", "--model", "/nowhere"], "no tokenizer.json"),
     ],
 )
@@ -209,7 +240,7 @@ def test_bad_input_is_one_line_and_status_2(run: Path, arguments: list[str], mes
 def test_the_module_runs_without_torch(run: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        f"from agent.inspect import main; raise SystemExit(main([{str(run)!r}]))"
+        f"from agent.inspect.__main__ import main; raise SystemExit(main([{str(run)!r}]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from accelerate import Accelerator
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from agent.episode import Episode, SamplingParams, Segment, StopReason
+from agent.episode import Episode, Experts, SamplingParams, Segment, StopReason
 from learner.config import Recipe, TinyModelConfig, parse_recipe
-from learner.learner import Learner
-from learner.tiny import write_tiny_model
-from learner.trainee import Trainee
+from learner.model.tiny import write_tiny_model
+from learner.model.trainee import Trainee
+from learner.run.learner import Learner
 
 MICRO = {
     "vocab_size": 320,
@@ -34,6 +37,18 @@ TEXTS = ["What is 1 + 1? <tool_call>{}</tool_call> \\boxed{2}"] * 4
 def write_micro_model(folder: Path, *, seed: int = 0, **changes: int) -> Path:
     """A random micro model as an ordinary model folder."""
     write_tiny_model(folder, TinyModelConfig(**{**MICRO, **changes}), TEXTS, seed)
+    return folder
+
+
+def write_untied_copy(source: Path, folder: Path) -> Path:
+    """The model of `source` with a head of its own, unlike its embedding; the tokenizer is the same."""
+    shutil.copytree(source, folder)
+    config = AutoConfig.from_pretrained(source)
+    config.tie_word_embeddings = False
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_pretrained(source, config=config)
+    torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.05)
+    model.save_pretrained(folder)
     return folder
 
 
@@ -61,11 +76,11 @@ def micro_recipe(folder: Path, **sections: Any) -> Recipe:
     return parse_recipe(data)
 
 
-def build_learner(source: Path, folder: Path, **sections: Any) -> Learner:
-    """A learner on the model folder `source`, its critic fresh on the same body."""
+def build_learner(source: Path, folder: Path, *, accelerator: Accelerator | None = None, **sections: Any) -> Learner:
+    """A learner on the model folder `source`, its critic fresh on the same body; no `accelerator`: a plain one."""
     torch.manual_seed(0)
-    recipe = micro_recipe(folder, **sections)
-    return Learner.build(recipe, Accelerator(cpu=True), policy_folder=source, critic_folder=folder / "none")
+    recipe, place = micro_recipe(folder, **sections), accelerator or Accelerator(cpu=True)
+    return Learner.build(recipe, place, policy_folder=source, critic_folder=folder / "none")
 
 
 def action(ids: Sequence[int], logprobs: Sequence[float] | float = -5.0, versions: Sequence[int] | int = 0) -> Segment:
@@ -127,6 +142,20 @@ def random_episodes(count: int, *, seed: int = 0, vocab: int = 263, group_size: 
         reward = [0.0] * (turns - 1) + [float(rng.random() < 0.5)]
         group = f"g{i // group_size}"
         found.append(episode(segments, reward, name=f"e{i}", task=f"t{i // group_size}", group=group))
+    return found
+
+
+def carrying(episodes: Sequence[Episode], experts: torch.Tensor) -> list[Episode]:
+    """The episodes with the experts [B,T,layers,k] of every token, but of the last one of an action."""
+    found = []
+    for row, episode in enumerate(episodes):
+        start, segments = 0, []
+        for segment in episode.segments:
+            known = len(segment.token_ids) - (segment.kind == "action")
+            packed = Experts.pack(experts[row, start : start + known].numpy())
+            segments.append(msgspec.structs.replace(segment, experts=packed))
+            start += len(segment.token_ids)
+        found.append(msgspec.structs.replace(episode, segments=tuple(segments)))
     return found
 
 

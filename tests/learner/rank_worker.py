@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from learner_tools import action, build_learner, episode, prompt, random_episodes, snapshot
 
 from agent.episode import Episode, StopReason
+from learner.algorithms import get_algorithm
 from learner.config import RecipeError
-from learner.learner import Learner
+from learner.parallel.ranks import Ranks
+from learner.run.learner import Learner
 
 SETTINGS: dict[str, Any] = {
     "policy": {"lr": 1e-3, "warmup_steps": 0, "eps": 1e-3},
@@ -21,11 +24,19 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 16,
 }
 
+# The groups of eight lie on a rank each, so in every minibatch one of the two has nothing.
+SEVERAL: dict[str, dict[str, Any]] = {
+    "vapo": {"policy_minibatches": 2, "policy_epochs": 2},
+    "sao_k1": {"policy_minibatches": 2, "denominator": "trusted", "eps_high": 0.3, "critic_updates": None},
+}
+
 
 def halves(case: str) -> tuple[list[Episode], list[Episode]]:
     """The part of each rank."""
     mixed = random_episodes(16, seed=5, group_size=8)
-    if case == "no_action":  # rank 1 has episodes, and nothing to train on
+    if case == "empty":  # rank 1 was dealt no row
+        return mixed, []
+    if case.endswith("no_action"):  # rank 1 has episodes, and nothing to train on
         aborted = [episode(e.segments, e.turn_rewards, name=e.id, stop=StopReason.ABORTED) for e in mixed[8:]]
         return mixed[:8], aborted
     if case == "all_gated":  # every token of rank 1 is outside the interval
@@ -35,11 +46,31 @@ def halves(case: str) -> tuple[list[Episode], list[Episode]]:
 
 def micro_batches(case: str, rank: int) -> int:
     """Tokens a micro-batch: rank 0 needs one micro-batch, rank 1 one for every episode, in the case so called."""
-    return {("unequal", 0): 100_000, ("unequal", 1): 1}.get((case, rank), 60)
+    return (100_000, 1)[rank] if case.endswith("unequal") else 60
+
+
+def model_of(case: str, model: Path, folder: Path) -> Path:
+    """The model folder of a case: with a head of its own where its name says so."""
+    return folder / "untied" if case.startswith("untied") else model
+
+
+def spoil_a_loss(own: Learner) -> None:
+    """The policy's first loss on this rank is no number, though its gradient is one."""
+    add = own.policy.add_gradients
+
+    def spoiled(loss: torch.Tensor) -> None:
+        add(loss + (loss.detach() * float("nan")))
+        for parameter in own.policy.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        own.policy.add_gradients = add  # type: ignore[method-assign]
+
+    own.policy.add_gradients = spoiled  # type: ignore[method-assign]
 
 
 def learner(model: Path, folder: Path, algorithm: str, tokens: int) -> Learner:
-    changes = {**SETTINGS, "algorithm": algorithm, "micro_batch_tokens": tokens, "max_padding": 0.99}
+    settings = SETTINGS if get_algorithm(algorithm).needs_critic else {"policy": SETTINGS["policy"], "batch_size": 16}
+    changes = {**settings, "algorithm": algorithm, "micro_batch_tokens": tokens, "max_padding": 0.99}
+    changes |= SEVERAL.get(algorithm, {})
     own = build_learner(model, folder, learner={k: v for k, v in changes.items() if v is not None})
     if own.critic is not None:
         with torch.no_grad():
@@ -75,9 +106,13 @@ if __name__ == "__main__":
         (Path(folder) / f"refused_batch_{rank}").write_text(str(error))
     for job in jobs:
         algorithm, case = job.split(":")
-        own = learner(Path(model), Path(folder), algorithm, micro_batches(case, rank))
+        own = learner(model_of(case, Path(model), Path(folder)), Path(folder), algorithm, micro_batches(case, rank))
+        if case == "spoiled" and rank == 1:
+            spoil_a_loss(own)
         assert own.policy.accelerator.num_processes == 2
         first, second = halves(case)
         rows = [list(range(len(first))), list(range(len(first), len(first) + len(second)))][rank]
         torch.save(trained(own, [*first, *second], rows), Path(folder) / f"{algorithm}_{case}_{rank}.pt")
-    torch.distributed.destroy_process_group()
+    wrapper = weakref.ref(own.policy.module)
+    Ranks(own).leave()
+    assert wrapper() is None, "torch deadlocks now and then where a wrapper outlives its group"

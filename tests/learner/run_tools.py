@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ CALL = '<tool_call>{"name": "python", "arguments": {"code": "1+1"}}</tool_call>'
 CHILDREN = ("agent.store", "agent.engines.local", "agent.runtime")
 
 
-def write_run(folder: Path, *, steps: int = 24) -> Path:
-    """Problems, traces and a recipe in `folder`; the path of the recipe.
+def write_run(folder: Path, *, steps: int = 24, learner: dict[str, Any] | None = None, **sections: Any) -> Path:
+    """Problems, traces and a recipe in `folder`; the path of the recipe. `learner` and `sections` are added to it.
 
     Every answer is 2 and half of the traces end on 3, so that after the cold start rewards vary.
     """
@@ -74,10 +74,12 @@ def write_run(folder: Path, *, steps: int = 24) -> Path:
             "critic": {"lr": 1e-3, "warmup_steps": 2},
             "evaluate_every": 1000,
             "tracker": None,
+            **(learner or {}),
         },
         "engine": {"max_sequences": 8, "max_context": 256},
         "runtime": {"concurrency": 8, "max_tokens_per_turn": 24, "max_context_tokens": 200},
         "store": {"max_lag": 3},
+        **sections,
     }
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
@@ -100,14 +102,17 @@ def last_step(folder: Path) -> int:
 
 
 class TrainCommand:
-    """`python -m learner.train ...` in a session of its own; `descendants` are all that it was seen to start."""
+    """`python -m learner.train ...` in a session of its own; `descendants` are all that it was seen to start.
 
-    def __init__(self, *words: str, output: Path) -> None:
+    `program`: what Python runs in its place.
+    """
+
+    def __init__(self, *words: str, output: Path, program: Sequence[str] = ("-m", "learner.train")) -> None:
         self.output = output
         self.descendants: set[psutil.Process] = set()
         with output.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "learner.train", *words],
+                [sys.executable, *program, *words],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -177,8 +182,8 @@ class TrainCommand:
 
 
 @contextlib.contextmanager
-def training(*words: str, output: Path) -> Iterator[TrainCommand]:
-    command = TrainCommand(*words, output=output)
+def training(*words: str, output: Path, program: Sequence[str] = ("-m", "learner.train")) -> Iterator[TrainCommand]:
+    command = TrainCommand(*words, output=output, program=program)
     try:
         yield command
     finally:
@@ -186,12 +191,17 @@ def training(*words: str, output: Path) -> Iterator[TrainCommand]:
 
 
 def run_two_ranks(words: list[str], *, within_s: float) -> None:
-    """Run `python WORDS` as two ranks of one group on the CPU; fails with what they said unless both end with 0."""
+    """`run_ranks` of two."""
+    run_ranks(2, words, within_s=within_s)
+
+
+def run_ranks(count: int, words: list[str], *, within_s: float) -> None:
+    """Run `python WORDS` as `count` ranks of a group on the CPU; fails with what they said unless all end with 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {
-        "WORLD_SIZE": "2",
+        "WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
@@ -207,11 +217,11 @@ def run_two_ranks(words: list[str], *, within_s: float) -> None:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(count)
     ]
     try:
         said = [process.communicate(timeout=within_s)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(text[-3000:] for text in said)
+    assert [process.returncode for process in processes] == [0] * count, "\n".join(text[-3000:] for text in said)

@@ -21,21 +21,23 @@ from learner_tools import (
     same,
     snapshot,
 )
+from msgspec.structs import replace
 from rich.console import Console
 from torch import Tensor
 
 from agent.episode import Episode, StopReason
 from learner.advantages import skip_observation_gae
 from learner.algorithms import compute_advantages
-from learner.batch import build_batch
 from learner.config import OptimizerConfig
-from learner.critic import new_critic
-from learner.display import Display
-from learner.learner import Learner
-from learner.models import load_body
+from learner.data.batch import build_batch
+from learner.faults import LearnerFault
+from learner.maths.statistics import explained_variance
+from learner.model.critic import new_critic
+from learner.model.loading import load_body
+from learner.model.trainee import learning_rate
 from learner.pretrain_value import fit_critic
-from learner.statistics import explained_variance
-from learner.trainee import learning_rate
+from learner.run.display import Display
+from learner.run.learner import Learner
 
 NO_CLIP = {"policy": {"lr": 1e-2, "clip_norm": 1e9}, "critic": {"lr": 1e-2, "clip_norm": 1e9}}
 
@@ -135,15 +137,7 @@ def test_values_are_read_again_after_all_critic_updates(micro_model: Path, tmp_p
     torch.testing.assert_close(result.values[on], seen[-1][on], atol=1e-6, rtol=1e-5)
     for earlier in seen[:-1]:
         assert not torch.allclose(earlier[on], seen[-1][on], atol=1e-4)
-    wanted = compute_advantages(
-        own.algorithm,
-        rewards=batch.rewards,
-        action_mask=on,
-        values=seen[-1],
-        turn_ids=batch.turn_ids,
-        prompt_ids=batch.task_ids,
-        task_ids=batch.env_ids,
-    )
+    wanted = compute_advantages(own.algorithm, batch.credit_inputs(values=seen[-1]))
     torch.testing.assert_close(result.advantages[on], wanted[on], atol=1e-5, rtol=1e-4)
 
 
@@ -286,3 +280,28 @@ def test_every_critic_is_pretrained_on_the_returns(micro_model: Path, tmp_path: 
     with display:
         _, figures = fit_critic(critic, episodes[:24], episodes[:8], recipe, display, Accelerator(cpu=True))
     assert figures["explained_variance_held_out"] > figures["explained_variance_before"] + 0.2
+
+
+def test_value_pretraining_drops_what_the_recipe_drops(micro_model: Path, tmp_path: Path) -> None:
+    """Case N13: with truncation=drop, truncated episodes change nothing; else the critic learns what they end in."""
+    whole = random_episodes(16)
+    cut = [replace(e, stop_reason=StopReason.TRUNCATED_TURNS) for e in random_episodes(16, seed=1)]
+    settings = {"episodes": 16, "held_out_episodes": 8, "steps": 2, "batch_size": 8}
+
+    def fitted(train: list[Episode], held_out: list[Episode], truncation: str) -> tuple[dict[str, Tensor], float]:
+        recipe = micro_recipe(tmp_path, learner={"truncation": truncation}, value_pretraining=settings)
+        critic = new_critic(load_body(micro_model, recipe.model))
+        with Display("value", console=Console(quiet=True)) as display:
+            trainee, figures = fit_critic(critic, train, held_out, recipe, display, Accelerator(cpu=True))
+        return snapshot(trainee), figures["explained_variance_held_out"]
+
+    held_out = random_episodes(8, seed=2)
+    alone, score = fitted(whole, held_out, "drop")
+    mixed, mixed_score = fitted([e for pair in zip(cut, whole, strict=True) for e in pair], held_out + cut, "drop")
+    assert same(alone, mixed)
+    assert score == mixed_score
+    terminal, _ = fitted(cut, held_out, "terminal")
+    bootstrapped, _ = fitted(cut, held_out, "bootstrap")
+    assert not same(terminal, bootstrapped)
+    with pytest.raises(LearnerFault, match=r"every episode was truncated, and learner\.truncation=drop"):
+        fitted(cut, held_out, "drop")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from learner.advantages import (
+    CreditInputs,
     group_advantages,
     skip_observation_gae,
     spread_over_actions,
@@ -20,14 +21,19 @@ from learner.advantages import (
 )
 from learner.algorithms import (
     ALGORITHMS,
+    BASELINES,
+    RATIO_RULES,
     Algorithm,
+    Baseline,
     CriticSettings,
+    RatioRule,
     RunningMeanSettings,
     compute_advantages,
     compute_value_targets,
     get_algorithm,
     policy_loss,
 )
+from learner.losses import LossInputs
 
 NAMES = [
     "sao",
@@ -153,22 +159,27 @@ def batch() -> dict[str, Any]:
 def advantages_of(algorithm: Algorithm, data: dict[str, Any]) -> Tensor:
     inputs = {key: value for key, value in data.items() if key != "old_logprobs"}
     running = algorithm.running_mean.build() if algorithm.running_mean else None
-    return compute_advantages(algorithm, **inputs, running_mean=running)
+    return compute_advantages(algorithm, CreditInputs(**inputs, running_mean=running))
 
 
 def gradient_of(algorithm: Algorithm, data: dict[str, Any]) -> Tensor:
     leaf = data["logprobs"].clone().requires_grad_()
     advantages = advantages_of(algorithm, data)
-    policy_loss(
-        algorithm,
+    inputs = LossInputs(
         logprobs=leaf,
         rollout_logprobs=data["rollout_logprobs"],
         old_logprobs=data["old_logprobs"],
         advantages=advantages,
         action_mask=data["action_mask"],
-    ).loss.backward()
+    )
+    policy_loss(algorithm, inputs).loss.backward()
     assert leaf.grad is not None
     return leaf.grad
+
+
+def test_every_name_of_a_baseline_or_ratio_rule_has_its_function_and_no_function_lacks_a_name() -> None:
+    assert set(BASELINES) == set(get_args(Baseline))
+    assert set(RATIO_RULES) == set(get_args(RatioRule))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -206,11 +217,8 @@ def test_the_dispatchers_use_the_parts_they_name() -> None:
     torch.testing.assert_close(advantages_of(get_algorithm("grpo"), data), expected)
     vs, policy = vtrace(data["logprobs"], data["rollout_logprobs"], rewards, values, mask)
     torch.testing.assert_close(advantages_of(get_algorithm("impala"), data), policy)
-    targets = compute_value_targets(
-        get_algorithm("impala"), rewards=rewards, values=values, action_mask=mask, logprobs=data["logprobs"],
-        rollout_logprobs=data["rollout_logprobs"],
-    )  # fmt: skip
-    torch.testing.assert_close(targets, vs)
+    inputs = CreditInputs(rewards, mask, values, logprobs=data["logprobs"], rollout_logprobs=data["rollout_logprobs"])
+    torch.testing.assert_close(compute_value_targets(get_algorithm("impala"), inputs), vs)
 
 
 def test_a_step_preset_counts_its_turns() -> None:
@@ -231,14 +239,15 @@ def test_critic_targets_have_lambda_one_and_follow_the_values_only_with_a_bootst
     """Case A15: the call is made again before each of the K updates."""
     sao, data = get_algorithm("sao"), batch()
     data["values"].requires_grad_()
-    inputs = {key: data[key] for key in ("rewards", "action_mask")}
-    targets = compute_value_targets(sao, values=data["values"], **inputs)
+    inputs = CreditInputs(data["rewards"], data["action_mask"], data["values"])
+    targets = compute_value_targets(sao, inputs)
     assert not targets.requires_grad
-    torch.testing.assert_close(compute_value_targets(sao, values=data["values"] + 1, **inputs), targets)
-    later = compute_value_targets(sao, values=data["values"], bootstrap=torch.full((8,), 0.25), **inputs)
+    moved = dataclasses.replace(inputs, values=data["values"] + 1)
+    torch.testing.assert_close(compute_value_targets(sao, moved), targets)
+    later = compute_value_targets(sao, dataclasses.replace(inputs, bootstrap=torch.full((8,), 0.25)))
     torch.testing.assert_close(later, torch.where(data["action_mask"], targets + 0.25, 0.0).detach())
     with pytest.raises(ValueError, match="grpo has no critic"):
-        compute_value_targets(get_algorithm("grpo"), values=data["values"], **inputs)
+        compute_value_targets(get_algorithm("grpo"), inputs)
 
 
 @pytest.mark.parametrize(
@@ -260,17 +269,17 @@ def test_a_method_with_an_old_policy_says_so(name: str) -> None:
 
 def test_the_running_mean_moves_with_every_episode_in_row_order() -> None:
     data, algorithm = batch(), get_algorithm("sao_running_mean")
-    inputs = {key: data[key] for key in ("rewards", "action_mask")}
     running = RunningMeanSettings().build()
-    first = compute_advantages(algorithm, **inputs, running_mean=running, prompt_ids=["p"] * 8)
+    inputs = CreditInputs(data["rewards"], data["action_mask"], running_mean=running, prompt_ids=["p"] * 8)
+    first = compute_advantages(algorithm, inputs)
     totals = [first[b][data["action_mask"][b]][0].item() for b in range(8)]
     rewards = [1.0, 0.0, 1.0, 0.0, 0.5, 0.0, 0.0, 1.0]
     expected = [r - (sum(rewards[:b]) / b if b else 0.0) for b, r in enumerate(rewards)]
     assert totals == pytest.approx(expected)
     with pytest.raises(ValueError, match="prompt_ids has 1 entries"):
-        compute_advantages(algorithm, **inputs, running_mean=running, prompt_ids=["p"])
+        compute_advantages(algorithm, dataclasses.replace(inputs, prompt_ids=["p"]))
     with pytest.raises(ValueError, match="needs running_mean"):
-        compute_advantages(algorithm, **inputs, prompt_ids=["p"] * 8)
+        compute_advantages(algorithm, dataclasses.replace(inputs, running_mean=None))
 
 
 def test_group_methods_and_only_they_keep_a_barrier() -> None:
@@ -284,13 +293,13 @@ def test_the_listings_denominator_is_not_silently_undone_by_a_normalizer() -> No
     """Case A3, at the table: the option either acts or says that it cannot."""
     data = batch()
     listing = dataclasses.replace(get_algorithm("sao"), eps_high=0.1, denominator="trusted")
-    inputs = {key: data[key] for key in ("logprobs", "rollout_logprobs", "action_mask")}
-    inputs["advantages"] = torch.ones_like(data["logprobs"])
-    by_action = policy_loss(dataclasses.replace(listing, denominator="action"), **inputs)
-    by_trusted = policy_loss(listing, **inputs)
+    ones = torch.ones_like(data["logprobs"])
+    inputs = LossInputs(data["logprobs"], data["rollout_logprobs"], ones, data["action_mask"])
+    by_action = policy_loss(dataclasses.replace(listing, denominator="action"), inputs)
+    by_trusted = policy_loss(listing, inputs)
     counts = by_action.metrics
     trusted = counts["action_tokens"] - counts["gated_low"] - counts["gated_high"]
     assert 0 < trusted < counts["action_tokens"]
     assert by_trusted.loss.item() == pytest.approx(by_action.loss.item() * counts["action_tokens"] / trusted)
     with pytest.raises(ValueError, match="takes no normalizer"):
-        policy_loss(listing, **inputs, normalizer=10)
+        policy_loss(listing, dataclasses.replace(inputs, normalizer=10))

@@ -22,7 +22,7 @@ from learner.advantages import (
     spread_over_actions,
 )
 from learner.losses import masked_value_loss
-from learner.statistics import EVStatistics
+from learner.maths.statistics import EVStatistics
 
 NAN = math.nan
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.losses import dis_policy_loss
-from learner.statistics import EVStatistics
+from learner.maths.statistics import EVStatistics
 
 # Row 0 goes to rank 0 and row 1, whose every token is gated, to rank 1.
 INPUTS = torch.tensor([[[1.0], [1.0]], [[1.0], [1.0]]], dtype=torch.float64)

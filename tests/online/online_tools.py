@@ -18,9 +18,9 @@ from urllib.request import Request, urlopen
 import psutil
 import yaml
 
+from envs.style_shift.traces import style_traces
 from learner.config import TinyModelConfig
-from learner.style_traces import style_traces
-from learner.tiny import write_tiny_model
+from learner.model.tiny import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {"vocab_size": 640, "hidden_size": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "experts": 0}
@@ -50,8 +50,9 @@ def write_recipe(folder: Path, **learner: Any) -> Path:
         "learner": {
             "batch_size": 4,
             "steps": 4,
-            "critic_trainable": "mlp",
-            "running_mean": {},
+            "methods": {
+                "sao_running_mean": {"running_mean": {"window": 128, "per_prompt": False, "include_current": True}}
+            },
             "policy": {"lr": 1e-3, "warmup_steps": 0},
             "held_out_probe": {"prompts": 2},
             "tracker": None,

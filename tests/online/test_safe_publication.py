@@ -12,14 +12,15 @@ from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.chat import ChatRenderer
+from agent.chat.renderer import ChatRenderer
 from agent.episode import Episode, Segment, StopReason
+from envs.style_shift.traces import style_traces
 from learner.config import Recipe, parse_recipe
-from learner.learner import Learner
-from learner.publication import HeldOutProbe, decide
-from learner.sft import encode_trace, fit
-from learner.style_traces import sound_texts, style_traces
-from learner.tiny import write_tiny_model
+from learner.data.traces import encode_trace
+from learner.model.tiny import write_tiny_model
+from learner.probes.held_out import HeldOutProbe, decide
+from learner.run.learner import Learner
+from learner.sft import fit
 
 SHAPE = {"vocab_size": 640, "hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "experts": 0}
 scores = st.floats(-20, 0, allow_nan=False)
@@ -59,7 +60,6 @@ def recipe_in(folder: Path, **learner: object) -> Recipe:
             "env": {"id": "sao/StyleShift-v0", "kwargs": {"prompts": "tiny", "show_candidates": False}},
             "learner": {
                 "batch_size": 8,
-                "critic_trainable": "mlp",
                 "held_out_probe": {"prompts": 2},
                 "policy": {"lr": 1e-3, "warmup_steps": 0},
                 "tracker": None,
@@ -162,7 +162,7 @@ def test_a_step_that_wrecks_the_weights_is_dropped_and_leaves_no_trace(trained: 
 
 
 def test_the_running_mean_forgets_a_dropped_batch(trained: Path) -> None:
-    learner = learner_on(trained, algorithm="sao_running_mean", running_mean={})
+    learner = learner_on(trained, algorithm="sao_running_mean", running_mean={"window": 128, "per_prompt": False})
     assert learner.running_mean is not None
     learner.step(judged(learner, 0, 1.0))
     before = learner.running_mean.state_dict()
@@ -173,9 +173,3 @@ def test_the_running_mean_forgets_a_dropped_batch(trained: Path) -> None:
     assert learner.running_mean.state_dict() != before
     learner.roll_back()
     assert learner.running_mean.state_dict() == before
-
-
-def test_the_script_gives_every_sound_text_of_a_prompt() -> None:
-    found = sound_texts(3)
-    assert len({m[0]["content"] for m in found}) == 3
-    assert len(found) == len({m[1]["content"] for m in found}) == 3 * 32

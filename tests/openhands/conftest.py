@@ -14,20 +14,20 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from envs.swe_bench.scaffold import have_openhands
+from envs.swe_bench.scaffolds.openhands.library import have_openhands
 
 if not have_openhands() and os.environ.get("SAO_REQUIRE_OPENHANDS") != "1":
     collect_ignore = ["test_openhands_editor.py", "test_openhands_parity.py", "test_openhands_terminal.py"]
 else:
-    from envs.swe_bench.openhands import OpenHandsScaffold
-    from sandboxes.docker import DockerSandbox
+    from envs.swe_bench.scaffolds.openhands.scaffold import OpenHandsScaffold
+    from sandboxes.docker.sandbox import DockerSandbox
 
     IMAGE = os.environ.get("SAO_TEST_IMAGE", "sao-base:debian")
 
     @pytest.fixture(scope="session", autouse=True)
     def library() -> None:
         """OpenHands' import takes up to a minute on a busy machine: not in a test's own time."""
-        from envs.swe_bench.openhands_library import load
+        from envs.swe_bench.scaffolds.openhands.library import load
 
         load()
 

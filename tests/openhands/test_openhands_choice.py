@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from envs.swe_bench import scaffold as scaffolds
-from envs.swe_bench.bash import BashScaffold
-from envs.swe_bench.openhands import OpenHandsScaffold
-from envs.swe_bench.openhands_library import OpenHandsMissing
-from envs.swe_bench.scaffold import have_openhands, make_scaffold
+from envs.swe_bench.scaffolds import choice
+from envs.swe_bench.scaffolds.bash import BashScaffold
+from envs.swe_bench.scaffolds.choice import make_scaffold
+from envs.swe_bench.scaffolds.openhands.library import OpenHandsMissing, have_openhands
+from envs.swe_bench.scaffolds.openhands.scaffold import OpenHandsScaffold
 
 HAVE_OPENHANDS = have_openhands()
 pytestmark = [pytest.mark.openhands, pytest.mark.timeout(300)] if HAVE_OPENHANDS else []
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.openhands, pytest.mark.timeout(300)] if HAVE_OPENHANDS
 def test_auto_is_openhands_where_it_is_and_says_once_where_it_is_not(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scaffolds, "_said", False)
+    monkeypatch.setattr(choice, "_said", False)
     caplog.set_level(logging.WARNING)
     made = [make_scaffold("auto"), make_scaffold("auto")]
     said = [record for record in caplog.records if "OpenHands" in record.getMessage()]
@@ -35,7 +35,7 @@ def test_auto_is_openhands_where_it_is_and_says_once_where_it_is_not(
 
 def test_making_scaffolds_imports_no_openhands() -> None:
     code = (
-        "import sys; from envs.swe_bench.scaffold import have_openhands, make_scaffold; make_scaffold('openhands'); "
+        "import sys; from envs.swe_bench.scaffolds.choice import make_scaffold; make_scaffold('openhands'); "
         "make_scaffold('bash'); sys.exit(any(name.partition('.')[0] in ('openhands', 'torch') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.swe_bench.openhands import OpenHandsScaffold
-from envs.swe_bench.openhands_editor import ContainerEditor
-from sandboxes.docker import DockerSandbox
+from envs.swe_bench.scaffolds.openhands.editor import ContainerEditor
+from envs.swe_bench.scaffolds.openhands.scaffold import OpenHandsScaffold
+from sandboxes.docker.sandbox import DockerSandbox
 
 pytestmark = [pytest.mark.openhands, pytest.mark.docker, pytest.mark.timeout(300), pytest.mark.xdist_group("openhands")]
 

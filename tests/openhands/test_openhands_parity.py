@@ -26,8 +26,8 @@ from openhands.tools.file_editor import FileEditorTool
 from openhands.tools.task_tracker import TaskTrackerTool
 from openhands.tools.terminal import TerminalTool
 
-from envs.swe_bench.openhands import OpenHandsScaffold
-from sandboxes.docker import DockerSandbox
+from envs.swe_bench.scaffolds.openhands.scaffold import OpenHandsScaffold
+from sandboxes.docker.sandbox import DockerSandbox
 
 pytestmark = [pytest.mark.openhands, pytest.mark.docker, pytest.mark.timeout(900), pytest.mark.xdist_group("openhands")]
 

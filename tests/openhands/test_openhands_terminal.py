@@ -9,9 +9,9 @@ import time
 import psutil
 import pytest
 
-from envs.swe_bench.openhands import OpenHandsScaffold
+from envs.swe_bench.scaffolds.openhands.scaffold import OpenHandsScaffold
 from sandboxes.base import SandboxFault
-from sandboxes.docker import DockerSandbox
+from sandboxes.docker.sandbox import DockerSandbox
 
 pytestmark = [pytest.mark.openhands, pytest.mark.docker, pytest.mark.timeout(300), pytest.mark.xdist_group("openhands")]
 
@@ -193,6 +193,17 @@ async def test_the_shell_runs_as_the_images_user_and_sees_nothing_of_this_machin
     assert "PAGER=cat" in text
     assert "A_SECRET_OF_THIS_MACHINE" not in text
     assert "do-not-tell" not in text
+
+
+async def test_the_shell_begins_with_the_environment_of_grading(sandbox: DockerSandbox) -> None:
+    """Case K10; what activating prints is not shown."""
+    scaffold = OpenHandsScaffold()
+    await scaffold.open(sandbox, "/repo", activate="echo noise\nexport CALC_MODE=graded\nfalse")
+    try:
+        text = await terminal(scaffold, "echo mode=$CALC_MODE retries=$PIP_RETRIES; pwd")
+    finally:
+        await scaffold.close()
+    assert text.startswith("mode=graded retries=0\n/repo\n")
 
 
 async def test_an_image_without_the_folder_is_a_fault(sandbox: DockerSandbox) -> None:

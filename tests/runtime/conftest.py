@@ -4,16 +4,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from runtime_tools import AnyStore, StoreInside, StoreProcess, write_model_folder
+from byte_model import write_byte_model
+from runtime_tools import AnyStore, StoreInside, StoreProcess
 
-from agent.chat import ChatRenderer
+from agent.chat.renderer import ChatRenderer
 from agent.store.client import StoreClient
 from agent.store.config import StoreConfig
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model_folder(tmp_path_factory.mktemp("model"))
+    return write_byte_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Tools of the runtime's tests: a small chat model folder, a scripted engine and a scripted environment.
+"""Tools of the runtime's tests: a scripted engine and a scripted environment.
 
 The engine and the environment are real implementations of their protocols: they say what a test tells them to say.
 """
@@ -6,7 +6,6 @@ The engine and the environment are real implementations of their protocols: they
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,38 +13,16 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from agent.chat import ChatRenderer
+from agent.chat.renderer import ChatRenderer
 from agent.engines.base import Completion, EngineFault, EngineHealth
 from agent.episode import SamplingParams
-from agent.rollout import RolloutSettings
-from agent.runtime_config import SamplingConfig, StageLimits
+from agent.runtime.rollout import RolloutSettings
+from agent.runtime.settings import SamplingConfig, StageLimits
 from agent.store.config import StoreConfig
 from agent.store.ledger import Ledger
 from agent.store.protocol import Ticket
 from agent.store.server import StoreServer
 from envs.core import AsyncEnv, Step
-
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def write_model_folder(folder: Path) -> Path:
-    """A byte-level tokenizer (one token a byte) with a ChatML template: enough of a model folder to render chats."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
-
 
 Reply = str | Completion | Exception
 

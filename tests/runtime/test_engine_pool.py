@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from runtime_tools import EchoEnv, Reply, ScriptedEngine, settings, ticket
 
-from agent.chat import ChatRenderer
-from agent.engines.base import Completion, ContextOverflow, EngineFault, EngineRefused
+from agent.backoff import Unreachable
+from agent.chat.renderer import ChatRenderer
+from agent.engines.base import Completion, ContextOverflow, Disconnected, EngineFault, EngineRefused
 from agent.engines.pool import EnginePool
 from agent.episode import Episode, StopReason
-from agent.patience import Unreachable
-from agent.rollout import REQUEST_FAULTS, rollout
+from agent.runtime.engine_requests import REQUEST_FAULTS
+from agent.runtime.rollout import rollout
 
 WAIT_S = 20.0
 
@@ -228,7 +229,7 @@ async def test_an_answer_that_is_no_answer_is_asked_for_again_and_not_for_ever(
 ) -> None:
     """Bad input: a 500, an empty completion, NaN or null log-probs. The client makes each an `EngineFault`; one is
     asked for again, an engine that never answers otherwise fails the ticket with that reason."""
-    monkeypatch.setattr("agent.rollout.backoff_s", lambda tries: 0.0)
+    monkeypatch.setattr("agent.runtime.engine_requests.backoff_s", lambda tries: 0.0)
     engine = ScriptedEngine(renderer, says(reply, reply, "right"))
     async with pool_of(engine) as pool:
         episode, _ = await run_episode(pool, renderer)
@@ -264,7 +265,7 @@ async def test_a_context_overflow_after_a_fault_ends_the_turn_with_what_it_has(r
 async def test_a_request_past_its_limit_keeps_the_tokens_that_the_abort_handed_over(
     renderer: ChatRenderer, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("agent.rollout.ABORT_GRACE_S", 0.5)
+    monkeypatch.setattr("agent.runtime.engine_requests.ABORT_GRACE_S", 0.5)
     engine = ScriptedEngine(renderer, says("right"))
     engine.hold, engine.partial = asyncio.Event(), 2
     ids = renderer.encode_action("right")
@@ -286,8 +287,8 @@ async def test_a_turn_that_gains_tokens_at_every_limit_is_not_given_up(
     renderer: ChatRenderer, monkeypatch: Any
 ) -> None:
     """A slow turn is no request that kills engines: only faults without a token in between are counted."""
-    monkeypatch.setattr("agent.rollout.ABORT_GRACE_S", 0.3)
-    monkeypatch.setattr("agent.rollout.backoff_s", lambda tries: 0.0)
+    monkeypatch.setattr("agent.runtime.engine_requests.ABORT_GRACE_S", 0.3)
+    monkeypatch.setattr("agent.runtime.engine_requests.backoff_s", lambda tries: 0.0)
     ids = renderer.encode_action("right, slowly")
     engine = ScriptedEngine(renderer, says("x"))
     engine.hold, engine.partial = asyncio.Event(), 1
@@ -315,3 +316,51 @@ async def test_a_pool_that_is_cancelled_leaves_no_task(renderer: ChatRenderer) -
     async with pool_of(*engines) as pool:
         await run_episode(pool, renderer)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_request_that_always_fails_costs_no_neighbour_its_engine(renderer: ChatRenderer) -> None:
+    """Case M3: one ticket's 500 took the engine, with its cache, from 199 healthy ones."""
+
+    def script(prompt: str, number: int) -> Reply:
+        return EngineFault("engine: 500: this prompt only") if "poison" in prompt else "right"
+
+    engines = [ScriptedEngine(renderer, script) for _ in range(2)]
+    async with pool_of(*engines) as pool:
+
+        async def poisoned() -> None:
+            async with pool.seat() as seat:
+                await rollout(ticket(), EchoEnv(prompt="poison"), seat, renderer, settings(), recover=seat.move)
+
+        bad = asyncio.create_task(poisoned())
+        away = 0
+        healthy = []
+        while not bad.done():
+            away += "away" in pool.loads()
+            healthy.append(await run_episode(pool, renderer))
+            await asyncio.sleep(0.01)
+        with pytest.raises(EngineFault, match="this prompt only"):
+            await bad
+    assert away == 0
+    assert healthy
+    assert not any("engine_faults" in episode.metrics for episode, _ in healthy)
+
+
+async def test_a_broken_connection_takes_an_engine_out_until_it_has_answered(renderer: ChatRenderer) -> None:
+    engines = [ScriptedEngine(renderer, says(Disconnected("connection reset"), "right")) for _ in range(2)]
+    async with pool_of(*engines, check_every_s=60.0) as pool, pool.seat() as seat:
+        used = next(engine for i, engine in enumerate(engines) if seat.name == f"e{i}")
+        used.down = True
+        await seat.move(Disconnected("connection reset"))
+        assert "away" in pool.loads()
+        assert seat.name != f"e{engines.index(used)}"
+
+
+async def test_a_crowd_that_waits_for_a_version_asks_as_one(renderer: ChatRenderer) -> None:
+    """Case M10: 200 pinned tickets made 740 requests a second of each endpoint."""
+    engine = ScriptedEngine(renderer, says("right"))
+    async with pool_of(engine, check_every_s=60.0) as pool, contextlib.AsyncExitStack() as stack:
+        seats = [await stack.enter_async_context(pool.seat()) for _ in range(200)]
+        before = engine.asked
+        engine.version = 3
+        assert set(await asyncio.gather(*(seat.version() for seat in seats))) == {3}
+        assert engine.asked - before <= 3

@@ -8,10 +8,10 @@ import itertools
 import pytest
 from runtime_tools import EchoEnv, ScriptedEngine, settings, ticket
 
-from agent.chat import ChatRenderer
-from agent.engines.base import Completion, ContextOverflow, EngineFault
+from agent.chat.renderer import ChatRenderer
+from agent.engines.base import Completion, ContextOverflow, EngineBusy, EngineFault
 from agent.episode import EpisodeError, StopReason, validate
-from agent.rollout import PromptTooLong, rollout
+from agent.runtime.rollout import PromptTooLong, rollout
 from envs.core import EnvironmentFault
 
 
@@ -90,14 +90,14 @@ async def test_an_action_cut_inside_a_character_keeps_its_tokens(renderer: ChatR
     (action,) = episode.actions
     assert action.token_ids == renderer.encode_action("é" * 20)[:5]
     assert action.finish_reason == "length"
-    assert env.log[-1] == ("context", "éé\ufffd")
+    assert env.log[-1] == ("turn_tokens", "éé\ufffd")
 
 
 async def test_a_turn_that_reaches_its_cap_is_graded_as_it_stands(renderer: ChatRenderer) -> None:
-    """Case C: truncated by context (a turn's own cap counts as such)."""
+    """Case M12: a turn's own cap has its own reason."""
     engine = ScriptedEngine(renderer, says("more", "right and so on"))
     episode = await rollout(ticket(), EchoEnv(), engine, renderer, settings(max_tokens_per_turn=8))
-    assert episode.stop_reason is StopReason.TRUNCATED_CONTEXT
+    assert episode.stop_reason is StopReason.TRUNCATED_TURN_TOKENS
     assert episode.turn_rewards == (0.0, 1.0)
 
 
@@ -233,7 +233,7 @@ async def test_a_hung_step_is_an_infrastructure_fault(renderer: ChatRenderer) ->
 
 async def test_a_request_past_its_limit_is_an_engine_fault(renderer: ChatRenderer, monkeypatch) -> None:
     """Case C: infrastructure error (engine)."""
-    monkeypatch.setattr("agent.rollout.ABORT_GRACE_S", 0.5)
+    monkeypatch.setattr("agent.runtime.engine_requests.ABORT_GRACE_S", 0.5)
     engine = ScriptedEngine(renderer, says("right"))
     engine.hold = asyncio.Event()
     with pytest.raises(EngineFault, match=r"generate_s=0\.05"):
@@ -261,7 +261,7 @@ async def test_a_task_index_beyond_the_environment_names_the_disagreement(render
 
 
 async def test_seeds_differ_from_request_to_request_and_repeat_with_the_ticket(renderer: ChatRenderer) -> None:
-    from agent.runtime_config import SamplingConfig
+    from agent.runtime.settings import SamplingConfig
 
     async def seeds(seed: int) -> list[int | None]:
         engine = ScriptedEngine(renderer, says("more", "more", "right"))
@@ -281,7 +281,7 @@ async def test_a_long_transcript_is_rendered_aside_with_the_same_tokens(renderer
         return (await rollout(ticket(), EchoEnv(), engine, renderer, settings())).segments
 
     short = await run()
-    monkeypatch.setattr("agent.rollout.LONG_TRANSCRIPT", 0)
+    monkeypatch.setattr("agent.runtime.rollout.LONG_TRANSCRIPT", 0)
     assert await run() == short
 
 
@@ -294,3 +294,17 @@ async def test_an_engine_with_a_smaller_context_truncates_and_is_no_fault(render
     episode = await rollout(ticket(), EchoEnv(), ScriptedEngine(renderer, script), renderer, settings())
     assert episode.stop_reason is StopReason.TRUNCATED_CONTEXT
     assert len(episode.actions) == 1
+
+
+async def test_a_busy_engine_is_waited_for_and_is_no_fault(renderer: ChatRenderer) -> None:
+    """Case M11: 429 was refused for good."""
+    engine = ScriptedEngine(renderer, lambda prompt, n: EngineBusy("429", 0.0) if n < 20 else "right")
+    episode = await rollout(ticket(), EchoEnv(), engine, renderer, settings())
+    assert episode.reward == 1.0
+    assert "engine_faults" not in episode.metrics
+
+
+async def test_an_engine_that_stays_busy_is_given_up_with_the_key_to_turn(renderer: ChatRenderer) -> None:
+    engine = ScriptedEngine(renderer, lambda prompt, n: EngineBusy("429: slow down", 3600.0))
+    with pytest.raises(EngineFault, match=r"slow down.*engine_patience_s=600"):
+        await rollout(ticket(), EchoEnv(), engine, renderer, settings())

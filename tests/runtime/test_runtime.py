@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from runtime_tools import AnyStore, EchoEnv, Reply, ScriptedEngine, StoreProcess
 
-from agent.chat import ChatRenderer
+from agent.backoff import Unreachable
+from agent.chat.renderer import ChatRenderer
 from agent.engines.base import Completion, EngineFault
 from agent.episode import StopReason, decode
-from agent.runtime import Runtime
-from agent.runtime_config import ConfigError, EnvConfig, RuntimeConfig
-from agent.runtime_parts import NothingWorks, Unreachable
+from agent.runtime.runtime import NothingWorks, Runtime
+from agent.runtime.settings import ConfigError, EnvConfig, RuntimeConfig
 from agent.store.client import StoreClient
 from agent.store.protocol import Claim, EvaluationStatus, StoreFault, Ticket
 from envs import make_core
@@ -53,11 +53,12 @@ class Bench:
         script: Callable[[str, int], Reply] = lambda prompt, number: "right",
         make_env: Callable[[EnvConfig], AsyncEnv] | None = None,
         engines: int = 1,
+        store: type[CountingClient] = CountingClient,
     ) -> None:
         self.envs: list[EchoEnv] = []
         self.engines = [ScriptedEngine(renderer, script) for _ in range(engines)]
         self.engine = self.engines[0]
-        self.store = CountingClient(settings.store)
+        self.store = store(settings.store)
         self.runtime = Runtime(
             settings,
             store=self.store,
@@ -120,7 +121,7 @@ async def test_finished_episodes_reach_the_learner_while_slots_go_on(
     assert all(episode.reward == 1.0 and episode.worker == "w" for episode in episodes)
     assert len(bench.envs) == 4, "environments are used again, one for each slot"
     assert bench.runtime.counters["episodes"] >= 20
-    assert 0 < bench.runtime.busy_share() <= 1
+    assert 0 < bench.runtime.progress.busy_share() <= 1
 
 
 async def test_many_idle_slots_make_one_lease_request(
@@ -142,7 +143,8 @@ async def test_a_full_queue_slows_rollouts_and_drops_nothing(
         taken = await claim(client, 4)
         await client.release(taken.id)
         await claim(client, 10)
-        assert bench.runtime.counters["episodes"] == 10, "the budget is out: no eleventh episode was begun"
+        # The store may answer for the tenth after it has handed it on.
+        assert bench.runtime.counters["episodes"] <= 10, "the budget is out: no eleventh episode was begun"
     status = await client.status()
     assert status.claimed == 10
     assert status.counters["accepted"] == 10
@@ -203,13 +205,13 @@ async def test_an_aborted_episode_is_resumable_and_not_trained(
 async def test_every_truncation_is_graded_and_reaches_the_learner(
     renderer: ChatRenderer, store: AnyStore, client: StoreClient
 ) -> None:
-    """Case C: truncated by context, with the reward of what stood there."""
+    """Case C: truncated, with the reward of what stood there."""
     long = "right " * 30
     bench = Bench(renderer, config(store, max_tokens_per_turn=16), script=lambda prompt, number: long)
     async with bench.running():
         batch = await claim(client, 10)
     for data in batch.episodes:
-        assert decode(data).stop_reason is StopReason.TRUNCATED_CONTEXT
+        assert decode(data).stop_reason is StopReason.TRUNCATED_TURN_TOKENS
         assert decode(data).reward == 1.0
 
 

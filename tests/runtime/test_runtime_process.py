@@ -15,14 +15,16 @@ from typing import Any
 
 import psutil
 import pytest
-from runtime_tools import AnyStore, EchoEnv, ScriptedEngine, StoreProcess, settings, ticket, write_model_folder
+from byte_model import write_byte_model
+from engine_process import local_engine_process
+from runtime_tools import AnyStore, EchoEnv, ScriptedEngine, StoreProcess, settings, ticket
 
-from agent.chat import ChatRenderer
+from agent.chat.renderer import ChatRenderer
 from agent.engines.client import HttpEngine
 from agent.episode import StopReason, decode
-from agent.rollout import rollout
-from agent.runtime import Runtime
-from agent.runtime_config import EXAMPLE, ConfigError, parse_config
+from agent.runtime.rollout import rollout
+from agent.runtime.runtime import Runtime
+from agent.runtime.settings import EXAMPLE, ConfigError, parse_config
 from agent.store.client import StoreClient
 from envs import make_core
 
@@ -79,7 +81,7 @@ async def test_a_tool_call_cut_by_the_length_is_kept_and_not_carried_out(rendere
     engine = ScriptedEngine(renderer, lambda prompt, number: whole)
     episode = await rollout(ticket(), env, engine, renderer, settings(max_tokens_per_turn=len(whole) - 3))
     await env.aclose()
-    assert episode.stop_reason is StopReason.TRUNCATED_CONTEXT
+    assert episode.stop_reason is StopReason.TRUNCATED_TURN_TOKENS
     assert len(episode.actions[0].token_ids) == len(whole) - 3
     assert episode.metrics["tool_calls"] == 0
 
@@ -135,7 +137,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     config.eos_token_id, config.bos_token_id, config.pad_token_id = 258, None, 258
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return write_model_folder(folder)
+    return write_byte_model(folder)
 
 
 class Stack:
@@ -177,21 +179,9 @@ class Stack:
 @pytest.fixture(scope="module")
 def engine_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One real engine for all tests of this file. It ends when its standard input does, with this process."""
-    folder = tmp_path_factory.mktemp("engine")
-    command = [sys.executable, "-m", "agent.engines.local", "--model", str(tiny_model), "--exit-with-parent"]
-    command += ["--port-file", str(folder / "port"), "--max-context", "704", "--max-sequences", "8"]
-    with (folder / "log").open("wb") as log:
-        engine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + 90
-        while not (folder / "port").exists():
-            assert engine.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline, "the engine did not start"
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{int((folder / 'port').read_text())}"
-    finally:
-        engine.terminate()
-        engine.wait(20)
+    options = ("--max-context", "704", "--max-sequences", "8")
+    with local_engine_process(tiny_model, tmp_path_factory.mktemp("engine"), *options) as url:
+        yield url
 
 
 @pytest.fixture
@@ -273,11 +263,11 @@ async def gone_within(process: psutil.Process, seconds: float) -> bool:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("store: x\nengines: [e]\nmodel: m\nenv: {id: a}\nconcurency: 3", "`concurency`: unknown key"),
-        ("store: x\nengines: [e]\nmodel: m\nenv: {id: a, kwarg: {}}", "`env.kwarg`: unknown key"),
-        ("store: x\nengines: []\nmodel: m\nenv: {id: a}", "`engines`"),
-        ("engines: [e]\nmodel: m\nenv: {id: a}", "`store`: is required"),
-        ("store: x\nengines: [e]\nmodel: m\nenv: {id: a}\nlimits: {reset_s: 0}", "`limits.reset_s`"),
+        ("store: x\nengines: [e]\nmodel: m\nenv: {id: a}\nconcurency: 3", ": concurency: unknown key"),
+        ("store: x\nengines: [e]\nmodel: m\nenv: {id: a, kwarg: {}}", ": env.kwarg: unknown key"),
+        ("store: x\nengines: []\nmodel: m\nenv: {id: a}", ": engines: "),
+        ("engines: [e]\nmodel: m\nenv: {id: a}", ": store: is required"),
+        ("store: x\nengines: [e]\nmodel: m\nenv: {id: a}\nlimits: {reset_s: 0}", ": limits.reset_s: "),
         ("- 1", "must be a mapping"),
         ("{", "neither YAML nor JSON"),
     ],
@@ -302,7 +292,9 @@ def bad_runs(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_missing_model_is_one_line_on_the_command_line_and_needs_no_torch(bad_runs: dict[str, Any]) -> None:
-    code = "import sys; sys.modules['torch'] = None\nfrom agent.runtime import main; raise SystemExit(main([]))"
+    code = (
+        "import sys; sys.modules['torch'] = None\nfrom agent.runtime.__main__ import main; raise SystemExit(main([]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         input=json.dumps(bad_runs),

@@ -1,4 +1,4 @@
-"""A real Docker engine for the tests that need one; without it they fail and say how to get one."""
+"""Interpreters of both backends, and a real Docker engine; without one its tests fail and say how to get one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,30 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
-from sandboxes import host_image
-from sandboxes.docker import DockerSandbox, DockerSettings
-from sandboxes.docker_engine import LABEL_PROJECT, DockerEngine
+from sandboxes.base import Limits, PythonSession
+from sandboxes.docker import host_image
+from sandboxes.docker.engine import DockerEngine
+from sandboxes.docker.labels import LABEL_PROJECT
+from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.settings import DockerSettings
+from sandboxes.pool import PythonPool
+
+
+@pytest_asyncio.fixture(params=["bubblewrap", "process"], scope="module", loop_scope="module")
+async def pool(request: pytest.FixtureRequest) -> AsyncIterator[PythonPool]:
+    """A pool of each backend, on the event loop of a module's tests; a file with limits of its own has its own."""
+    async with PythonPool(request.param, Limits(wall_clock_s=20, memory_bytes=400 * 2**20), spares=1) as pool:
+        yield pool
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def python(pool: PythonPool) -> AsyncIterator[PythonSession]:
+    """An interpreter out of `pool`."""
+    session = await pool.session()
+    yield session
+    await session.close()
 
 
 @pytest.fixture(scope="session")

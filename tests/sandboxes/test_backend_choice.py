@@ -1,4 +1,4 @@
-"""The probe: "auto" never ends up without isolation, and says what to do."""
+"""Choosing a backend: "auto" never ends up without isolation, and says what to do."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 
 import pytest
 
+from sandboxes.backends import choose_backend, try_backends
 from sandboxes.base import SandboxFault
 from sandboxes.pool import PythonPool
-from sandboxes.probe import choose, probe
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_both_backends_are_probed_and_auto_takes_the_isolating_one() -> None:
-    assert [(status.name, status.available) for status in probe()] == [("bubblewrap", True), ("process", True)]
-    assert "network" in probe()[0].isolation
-    assert probe()[1].isolation == ()
-    assert choose() == "bubblewrap"
-    assert choose("process") == "process"
+def test_both_backends_are_tried_and_auto_takes_the_isolating_one() -> None:
+    assert [(status.name, status.available) for status in try_backends()] == [("bubblewrap", True), ("process", True)]
+    assert "network" in try_backends()[0].isolation
+    assert try_backends()[1].isolation == ()
+    assert choose_backend() == "bubblewrap"
+    assert choose_backend("process") == "process"
 
 
 def test_an_unknown_backend_names_those_that_exist() -> None:
     with pytest.raises(SandboxFault, match="auto, bubblewrap, process"):
-        choose("firejail")
+        choose_backend("firejail")
 
 
 async def test_a_pool_of_an_unknown_backend_says_so() -> None:
@@ -35,8 +35,8 @@ async def test_a_pool_of_an_unknown_backend_says_so() -> None:
         await PythonPool("firejail").session()
 
 
-async def test_the_probe_can_be_called_inside_a_running_loop() -> None:
-    assert choose() == "bubblewrap"
+async def test_backends_can_be_tried_inside_a_running_loop() -> None:
+    assert choose_backend() == "bubblewrap"
 
 
 def without_bubblewrap(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -48,14 +48,16 @@ def without_bubblewrap(tmp_path: Path, *command: str) -> subprocess.CompletedPro
 
 
 def test_auto_without_bubblewrap_says_how_to_get_it(tmp_path: Path) -> None:
-    done = without_bubblewrap(tmp_path, "-m", "sandboxes.probe")
+    done = without_bubblewrap(tmp_path, "-m", "sandboxes.backends")
     assert done.returncode == 1
     assert "apt-get install bubblewrap" in done.stdout
     assert "'process' by name" in done.stdout
 
 
 def test_process_by_name_works_without_bubblewrap(tmp_path: Path) -> None:
-    done = without_bubblewrap(tmp_path, "-c", "from sandboxes.probe import choose; print(choose('process'))")
+    done = without_bubblewrap(
+        tmp_path, "-c", "from sandboxes.backends import choose_backend; print(choose_backend('process'))"
+    )
     assert done.stdout == "process\n", done.stderr
 
 
@@ -66,7 +68,7 @@ def test_a_bubblewrap_that_may_not_make_namespaces_is_not_available(tmp_path: Pa
     fake.chmod(0o755)
     environment = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "sandboxes.probe"],
+        [sys.executable, "-m", "sandboxes.backends"],
         env=environment,
         capture_output=True,
         text=True,
@@ -80,14 +82,14 @@ def test_a_bubblewrap_that_may_not_make_namespaces_is_not_available(tmp_path: Pa
 
 def test_help_describes_and_gives_an_example() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "sandboxes.probe", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "sandboxes.backends", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert "example: python -m sandboxes.probe" in done.stdout
+    assert "example: python -m sandboxes.backends" in done.stdout
 
 
 def test_importing_the_package_needs_nothing_but_the_standard_library() -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1]); "
-    code += "import sandboxes.pool, sandboxes.probe; print('numpy' in sys.modules)"
+    code += "import sandboxes.pool, sandboxes.backends; print('numpy' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code, str(ROOT)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -110,7 +112,7 @@ def test_a_python_that_lives_under_tmp_is_found_behind_the_private_tmp(tmp_path:
 import asyncio
 from sandboxes.pool import PythonPool
 async def main():
-    async with PythonPool("bubblewrap") as pool:
+    async with PythonPool("bubblewrap", packages=["a_package_of_tmp"]) as pool:
         session = await pool.session()
         print((await session.run({cell!r})).output)
 asyncio.run(main())

@@ -20,8 +20,9 @@ from pathlib import Path
 import pytest
 
 from sandboxes.base import Limits, SandboxFault
-from sandboxes.docker import DockerSandbox, DockerSettings
-from sandboxes.docker_engine import ContainerGone, DiskFull, DockerEngine, EngineGone, ImageMissing
+from sandboxes.docker.engine import ContainerGone, DiskFull, DockerEngine, EngineGone, ImageMissing
+from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.settings import DockerSettings
 
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker")]
 
@@ -44,7 +45,7 @@ def test_a_missing_package_is_named() -> None:
     code = """if True:
         import asyncio, sys
         sys.modules["docker"] = None
-        from sandboxes.docker import DockerSandbox, SandboxFault
+        from sandboxes.docker.sandbox import DockerSandbox, SandboxFault
         try:
             asyncio.run(DockerSandbox("x").start())
         except SandboxFault as fault:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import host_image
 from sandboxes.base import Limits, SandboxFault
-from sandboxes.docker import DockerSandbox
+from sandboxes.docker import host_image
+from sandboxes.docker.sandbox import DockerSandbox
 
 LONG = Limits(wall_clock_s=60)
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandboxes.base import Limits, SandboxFault
-from sandboxes.docker import DockerSettings
-from sandboxes.docker_engine import DockerEngine, EngineGone
-from sandboxes.docker_pool import DockerPool, Place, best
+from sandboxes.docker.engine import DockerEngine, EngineGone
+from sandboxes.docker.pool import DockerPool, Place, best
+from sandboxes.docker.settings import DockerSettings
 
 DOCKER = [pytest.mark.docker, pytest.mark.xdist_group("docker")]
 LONG = Limits(wall_clock_s=60)

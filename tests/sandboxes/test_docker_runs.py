@@ -11,8 +11,9 @@ import time
 import pytest
 
 from sandboxes.base import Limits, SandboxFault
-from sandboxes.docker import DockerSandbox, DockerSettings
-from sandboxes.docker_engine import DockerEngine
+from sandboxes.docker.engine import DockerEngine
+from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.settings import DockerSettings
 
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker")]
 

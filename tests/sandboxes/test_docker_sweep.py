@@ -12,17 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.docker import DockerSandbox, DockerSettings
-from sandboxes.docker_engine import (
-    LABEL_EXPIRES,
-    LABEL_OWNER,
-    LABEL_PROJECT,
-    DockerEngine,
-    machine,
-    owner,
-    owner_is_gone,
-)
-from sandboxes.sweep import sweep, why_remove
+from sandboxes.docker.engine import DockerEngine
+from sandboxes.docker.labels import LABEL_EXPIRES, LABEL_OWNER, LABEL_PROJECT, machine, owner, owner_is_gone
+from sandboxes.docker.leftovers import why_remove
+from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.settings import DockerSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +29,7 @@ def test_only_a_process_that_is_known_to_have_ended_is_gone() -> None:
     # The same process id, started at another time, is somebody else.
     assert owner_is_gone(f"{machine()}:{os.getpid()}:1.0")
     child = subprocess.Popen(
-        [sys.executable, "-c", "from sandboxes.docker_engine import owner; print(owner())"],
+        [sys.executable, "-c", "from sandboxes.docker.labels import owner; print(owner())"],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -68,7 +62,8 @@ def test_reasons() -> None:
 STARTER = """
 import asyncio, sys
 from sandboxes.base import Limits
-from sandboxes.docker import DockerSandbox, DockerSettings
+from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.settings import DockerSettings
 async def main():
     settings = DockerSettings(memory_bytes=2**28, project=sys.argv[1])
     sandbox = DockerSandbox(sys.argv[2], settings=settings)
@@ -101,7 +96,7 @@ async def test_the_sweeper_takes_what_a_killed_process_left_and_nothing_of_the_l
     assert child.stdout is not None
     left = (await asyncio.wait_for(child.stdout.readline(), 60)).decode().strip()
     async with DockerSandbox(docker_image, settings=small, engine=docker_engine) as ours:
-        assert await sweep(docker_engine, project=small.project) == []
+        assert await docker_engine.sweep(small.project) == []
         await lines_of(docker_engine, left, "sleep 543", there=True)
         child.kill()
         await child.communicate()
@@ -115,11 +110,11 @@ async def test_the_sweeper_takes_what_a_killed_process_left_and_nothing_of_the_l
         another = DockerEngine()
         await another.ready(f"{small.project}-another")  # the first call of another project's run, here and now
         await another.close()
-        seen = await sweep(docker_engine, project=small.project, dry_run=True)
+        seen = await docker_engine.sweep(small.project, dry_run=True)
         expected = [("container", left, "owner gone"), ("container", created, "time to live over")]
         expected.append(("volume", name, "time to live over"))
         assert sorted((thing.kind, thing.id, thing.reason) for thing in seen) == sorted(expected)
-        command = [sys.executable, "-m", "sandboxes.sweep", "--project", small.project]
+        command = [sys.executable, "-m", "sandboxes.docker.sweep", "--project", small.project]
         dry = await asyncio.to_thread(subprocess.run, [*command, "--dry-run"], capture_output=True, text=True, cwd=ROOT)
         assert dry.stdout.count("would remove") == 3
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, cwd=ROOT)
@@ -128,12 +123,12 @@ async def test_the_sweeper_takes_what_a_killed_process_left_and_nothing_of_the_l
             2,
             1,
         )
-        assert await sweep(docker_engine, project=small.project) == []
+        assert await docker_engine.sweep(small.project) == []
         assert await ours.alive()
 
 
 def test_the_sweeper_says_that_no_engine_answers(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sandboxes.sweep", "--host", f"unix://{tmp_path}/none.sock"]
+    command = [sys.executable, "-m", "sandboxes.docker.sweep", "--host", f"unix://{tmp_path}/none.sock"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 1
     assert "make sandboxes" in done.stderr
@@ -141,7 +136,8 @@ def test_the_sweeper_says_that_no_engine_answers(tmp_path: Path) -> None:
 
 
 def test_its_help_has_an_example() -> None:
-    command = [sys.executable, "-m", "sandboxes.sweep", "--help"]
+    command = [sys.executable, "-m", "sandboxes.docker.sweep", "--help"]
     assert (
-        "example: python -m sandboxes.sweep" in subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
+        "example: python -m sandboxes.docker.sweep"
+        in subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
     )

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
-from sandboxes.base import Limits, PythonResult, PythonSession, SandboxFault
-from sandboxes.pool import PythonPool
+from sandboxes.base import PythonResult, PythonSession, SandboxFault
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(params=["bubblewrap", "process"], scope="module", loop_scope="module")
-async def pool(request: pytest.FixtureRequest) -> AsyncIterator[PythonPool]:
-    async with PythonPool(request.param, Limits(wall_clock_s=20, memory_bytes=400 * 2**20), spares=1) as pool:
-        yield pool
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def python(pool: PythonPool) -> AsyncIterator[PythonSession]:
-    session = await pool.session()
-    yield session
-    await session.close()
 
 
 async def next_call_works(python: PythonSession) -> None:

@@ -231,11 +231,11 @@ async def test_a_caller_killed_while_the_zygote_starts_leaves_nothing(backend: s
 STARTER = """
 import asyncio, sys
 from sandboxes.pool import PythonPool
-from sandboxes.probe import launcher
+from sandboxes.backends import launcher_of
 from sandboxes.zygote import Zygote
 sys.path.append(sys.argv[2])
 async def main():
-    zygote = Zygote(launcher(sys.argv[1]), preload=True)
+    zygote = Zygote(launcher_of(sys.argv[1]), preload=True)
     print("starting", flush=True)
     await zygote.start()
     await asyncio.sleep(60)

@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from sandboxes.base import Limits, Sandbox, SandboxFault
 from sandboxes.bubblewrap import BubblewrapSandbox
-from sandboxes.commands import ZygoteSandbox
 from sandboxes.process import ProcessSandbox
+from sandboxes.zygote_sandbox import ZygoteSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(wall_clock_s=15, memory_bytes=256 * 2**20, processes=16, file_bytes=2**20, output_bytes=5000)

@@ -14,9 +14,9 @@ from playwright.async_api import Browser, Page, async_playwright
 from serve_tools import TEXTS
 from transformers import AutoModelForCausalLM
 
-from agent.chat import ChatRenderer
+from agent.chat.renderer import ChatRenderer
 from learner.config import TinyModelConfig
-from learner.tiny import write_tiny_model
+from learner.model.tiny import write_tiny_model
 
 WAIT_MS = 30_000
 

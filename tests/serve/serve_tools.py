@@ -17,7 +17,7 @@ import aiohttp
 import yaml
 
 from learner.config import TinyModelConfig
-from learner.tiny import write_tiny_model
+from learner.model.tiny import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 NAME = "tiny"

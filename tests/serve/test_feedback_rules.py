@@ -8,12 +8,11 @@ import msgspec
 import pytest
 
 from agent.episode import SamplingParams, Segment
-from agent.serve.chat_request import ChatRequest
-from agent.serve.chat_request import parse as parse_chat
-from agent.serve.conversations import Conversation, Turn, episode_of, plan_turn
+from agent.serve.api.limits import RateLimit
+from agent.serve.conversations.conversation import Conversation, Turn, episode_of, plan_turn
+from agent.serve.conversations.feedback import Feedback, decide, read_feedback
+from agent.serve.conversations.request import ChatRequest, read_chat_request
 from agent.serve.errors import ApiError
-from agent.serve.feedback import Feedback, decide, parse
-from agent.serve.limits import RateLimit
 
 TTL = 60.0
 
@@ -98,7 +97,7 @@ def test_late_closed_and_deleted_are_told_apart() -> None:
 )
 def test_feedback_out_of_range_is_refused(body: bytes, status: int) -> None:
     with pytest.raises(ApiError) as error:
-        parse(body)
+        read_feedback(body)
     assert error.value.status == status
 
 
@@ -125,7 +124,9 @@ class Letters:
 
 def ask(*contents: tuple[str, str], tools: list[dict[str, Any]] | None = None) -> ChatRequest:
     messages = [{"role": role, "content": content} for role, content in contents]
-    return parse_chat(msgspec.json.encode({"model": "m", "messages": messages, "session": "s", "tools": tools or []}))
+    return read_chat_request(
+        msgspec.json.encode({"model": "m", "messages": messages, "session": "s", "tools": tools or []})
+    )
 
 
 def test_a_session_appends_and_an_edit_forks() -> None:
@@ -185,14 +186,14 @@ def test_after_final_feedback_the_same_tokens_begin_a_new_episode() -> None:
 )
 def test_what_cannot_be_served_is_a_400_that_names_it(body: bytes) -> None:
     with pytest.raises(ApiError) as error:
-        parse_chat(body)
+        read_chat_request(body)
     assert error.value.status == 400
 
 
 def test_a_session_header_that_is_no_utf8_is_a_400() -> None:
     """aiohttp gives such bytes as half surrogate pairs, which the journal could not write."""
     with pytest.raises(ApiError) as error:
-        parse_chat(b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}', "ann\udcff")
+        read_chat_request(b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}', "ann\udcff")
     assert error.value.status == 400
 
 
@@ -202,7 +203,7 @@ def test_a_session_header_that_is_no_utf8_is_a_400() -> None:
 def test_metadata_that_could_not_be_kept_is_refused_and_not_accepted(metadata: dict[str, Any]) -> None:
     """What the journal, the store or the learner cannot write and read would be a 500, or worse."""
     with pytest.raises(ApiError) as error:
-        parse(msgspec.json.encode({"response_id": "r", "reward": 1, "metadata": metadata}))
+        read_feedback(msgspec.json.encode({"response_id": "r", "reward": 1, "metadata": metadata}))
     assert error.value.status == 422
 
 
@@ -218,7 +219,7 @@ def test_harmless_words_of_other_clients_are_no_error() -> None:
         "metadata": {"a": "b"},
         "service_tier": "auto",
     }
-    assert parse_chat(msgspec.json.encode(body)).messages == [{"role": "user", "content": "x", "name": "ann"}]
+    assert read_chat_request(msgspec.json.encode(body)).messages == [{"role": "user", "content": "x", "name": "ann"}]
 
 
 def test_a_flood_is_limited_by_caller_and_says_when_to_come_back() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from agent.chat import ChatRenderer
+from agent.chat.renderer import ChatRenderer
 from agent.engines.base import Completion, EngineFault
-from agent.engines.streaming import Partial
+from agent.engines.stream_reader import Partial
 from agent.episode import SamplingParams
-from agent.serve.chat_request import canonical
-from agent.serve.generation import Reply, sample_reply
+from agent.serve.conversations.reply import Reply, sample_reply
+from agent.serve.conversations.request import canonical
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -62,7 +62,13 @@ def renderer(models: tuple[Path, Path]) -> ChatRenderer:
 
 
 async def reply(
-    renderer: ChatRenderer, text: str, *, stops: Sequence[str] = (), tools: Sequence[dict[str, Any]] = (), **engine: Any
+    renderer: ChatRenderer,
+    text: str,
+    *,
+    stops: Sequence[str] = (),
+    tools: Sequence[dict[str, Any]] = (),
+    tool_format: Any = "hermes",
+    **engine: Any,
 ) -> tuple[Reply, str]:
     sent: list[str] = []
 
@@ -72,7 +78,15 @@ async def reply(
     sampling = SamplingParams(stop_token_ids=renderer.stop_token_ids)
     says = Says(renderer.encode_action(text), **engine)
     made = await sample_reply(
-        says, renderer.decode, (1,), sampling, stops=stops, tools=tools, timeout_s=5, on_text=take
+        says,
+        renderer.decode,
+        (1,),
+        sampling,
+        stops=stops,
+        tools=tools,
+        tool_format=tool_format,
+        timeout_s=5,
+        on_text=take,
     )
     return made, "".join(sent)
 
@@ -88,11 +102,47 @@ async def test_a_tool_call_is_given_as_one_and_its_text_is_not(renderer: ChatRen
     assert made.versions == [1, 2]
 
 
-@pytest.mark.parametrize("text", ["<tool_call>{broken</tool_call>", "x <tool_call>", CALL + CALL, CALL[:-3]])
+@pytest.mark.parametrize("text", ["<tool_call>{broken</tool_call>", "x <tool_call>", CALL + "<tool_call>", CALL[:-3]])
 async def test_what_is_no_sound_call_is_content(renderer: ChatRenderer, text: str) -> None:
     made, sent = await reply(renderer, text, tools=TOOLS)
     assert "tool_calls" not in made.message
     assert sent + made.rest == made.message["content"] == text
+
+
+async def test_two_calls_in_one_reply_are_two(renderer: ChatRenderer) -> None:
+    made, sent = await reply(renderer, f"Both: {CALL}\n{CALL}", tools=TOOLS)
+    assert sent + made.rest == made.message["content"] == "Both: "
+    assert [call["function"]["arguments"] for call in made.message["tool_calls"]] == ['{"at": "好的"}'] * 2
+    assert len({call["id"] for call in made.message["tool_calls"]}) == 2
+    assert canonical(made.message) == made.message
+
+
+@pytest.mark.parametrize("thought", ["<think>a <tool_call> maybe</think>", "a <tool_call> maybe</think>"])
+async def test_a_tag_inside_thinking_does_not_cut_the_content(renderer: ChatRenderer, thought: str) -> None:
+    made, sent = await reply(renderer, f"{thought}Let me see. {CALL}", tools=TOOLS)
+    assert sent + made.rest == made.message["content"] == f"{thought}Let me see. "
+    assert len(made.message["tool_calls"]) == 1
+
+
+async def test_a_tag_in_an_argument_does_not_let_half_a_call_out(renderer: ChatRenderer) -> None:
+    call = CALL.replace("好的", "<think></think>")
+    made, sent = await reply(renderer, call, tools=TOOLS)
+    assert sent == made.rest == made.message["content"] == ""
+    assert len(made.message["tool_calls"]) == 1
+
+
+async def test_calls_of_another_family_are_read_in_its_form(renderer: ChatRenderer) -> None:
+    text = '{"name": "look", "parameters": {"at": "x"}}; {"name": "look", "parameters": {"at": "y"}}'
+    made, sent = await reply(renderer, text, tools=TOOLS, tool_format="llama3")
+    assert sent == made.message["content"] == ""
+    assert [call["function"]["arguments"] for call in made.message["tool_calls"]] == ['{"at": "x"}', '{"at": "y"}']
+
+
+async def test_of_a_turn_with_channels_only_what_is_said_is_content(renderer: ChatRenderer) -> None:
+    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>42"
+    made, sent = await reply(renderer, text, tool_format="harmony")
+    assert (sent, made.rest, made.message["content"]) == ("", "42", "42")
+    assert made.action.token_ids == renderer.encode_action(text)
 
 
 async def test_without_tools_a_call_is_only_text(renderer: ChatRenderer) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from agent.episode import SamplingParams, Segment
-from agent.serve.conversations import Plan
+from agent.serve.conversations.conversation import Plan
+from agent.serve.conversations.feedback import Feedback
+from agent.serve.conversations.journal import Journal
 from agent.serve.errors import ApiError
-from agent.serve.feedback import Feedback
-from agent.serve.journal import Journal
 from agent.store.protocol import StoreFault
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from serve_tools import ServerProcess, client, serving, write_recipe
 
-from agent.serve.learner_child import LearnerChild, backoff_s, learner_command
+from agent.serve.children.learner import LearnerChild, backoff_s, learner_command
 
 DIES = "import sys; print('cannot go on'); sys.exit(3)"
 LIVES = "import time; time.sleep(600)"
@@ -73,7 +73,7 @@ time.sleep(600)
 RUNS_IT = """
 import asyncio, sys
 from pathlib import Path
-from agent.serve.learner_child import LearnerChild
+from agent.serve.children.learner import LearnerChild
 command, output = [sys.executable, "-c", sys.argv[1]], Path(sys.argv[2])
 options = dict(restarts=0, first_backoff_s=1.0, settled_s=1.0, pinned=lambda: False)
 asyncio.run(LearnerChild(command, output, **options).run())

@@ -7,7 +7,7 @@ import asyncio
 import aiohttp
 from aiohttp import web
 
-from agent.serve.events import EventHub
+from agent.serve.api.events import EventHub
 
 
 async def test_a_watcher_that_reads_is_not_dropped_when_events_come_in_crowds() -> None:

@@ -11,16 +11,16 @@ import pytest
 from aiohttp import web
 from page_tools import find_browser
 
-from agent.serve.errors import errors
-from agent.serve.events import Figures
-from agent.serve.page import STATIC, Page
-from agent.serve.samples import Samples
+from agent.serve.api.events import Figures
+from agent.serve.api.page import STATIC, Page
+from agent.serve.api.samples import Samples
+from agent.serve.errors import errors_as_json
 
 
 @pytest.fixture
 async def site() -> AsyncIterator[aiohttp.ClientSession]:
     """The page's routes on a real port."""
-    app = web.Application(middlewares=[errors])
+    app = web.Application(middlewares=[errors_as_json])
     app.add_routes(Page().routes())
     runner = web.AppRunner(app)
     await runner.setup()

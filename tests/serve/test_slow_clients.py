@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from agent.serve.errors import errors
-from agent.serve.events import EventHub
-from agent.serve.limits import Keys, body_of
+from agent.serve.api.events import EventHub
+from agent.serve.api.limits import Keys, body_of
+from agent.serve.errors import errors_as_json
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @contextlib.asynccontextmanager
 async def answering(handler: Handler) -> AsyncIterator[tuple[web.AppRunner, int]]:
-    app = web.Application(middlewares=[errors])
+    app = web.Application(middlewares=[errors_as_json])
     app.router.add_route("*", "/", handler)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()

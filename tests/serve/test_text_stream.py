@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.chat import ChatRenderer
-from agent.serve.text_stream import Detokenizer, TextFilter
-from envs.tool_calls import OPEN
+from agent.chat.renderer import ChatRenderer
+from agent.serve.conversations.reply_text import Detokenizer, TextFilter
 
+OPEN = "<tool_call>"
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -49,7 +49,7 @@ def test_bytes_that_are_no_text_lose_nothing(renderer: ChatRenderer, ids: list[i
 def test_a_stop_string_ends_the_text_wherever_it_is_cut(text: str, stops: list[str]) -> None:
     cuts = [at for stop in stops if (at := text.find(stop)) >= 0]
     for size in (1, 2, 3, 7):
-        stream, sent = TextFilter(stops, tools=False), ""
+        stream, sent = TextFilter(stops), ""
         for i in range(0, len(text), size):
             delta = stream.add(text[i : i + size])
             sent += delta.text
@@ -68,7 +68,7 @@ def test_a_stop_string_ends_the_text_wherever_it_is_cut(text: str, stops: list[s
 
 @given(before=st.text("ab<_", max_size=12), after=st.text(max_size=12))
 def test_nothing_of_a_tool_call_is_sent(before: str, after: str) -> None:
-    stream, sent = TextFilter((), tools=True), ""
+    stream, sent = TextFilter((), opens=["<tool_call>"]), ""
     for character in before + OPEN + after:
         sent += stream.add(character).text
     sent += stream.finish()
@@ -77,6 +77,6 @@ def test_nothing_of_a_tool_call_is_sent(before: str, after: str) -> None:
 
 
 def test_what_only_looked_like_a_call_is_sent_at_the_end() -> None:
-    stream = TextFilter((), tools=True)
+    stream = TextFilter((), opens=["<tool_call>"])
     assert stream.add("a <tool_").text == "a "
     assert stream.finish() == "<tool_"

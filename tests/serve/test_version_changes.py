@@ -13,11 +13,11 @@ import pytest
 
 from agent.engines.base import Engine, EngineFault, EngineHealth
 from agent.engines.client import HttpEngine
+from agent.serve.children.engine import EngineChild
 from agent.serve.config import ServeRecipe
-from agent.serve.engine_child import EngineChild
-from agent.serve.journal import Journal
-from agent.serve.versions import Versions
-from agent.store.worker import LedgerThread
+from agent.serve.conversations.journal import Journal
+from agent.serve.versions.publishing import Versions
+from agent.store.database_thread import DatabaseThread
 
 
 class Weights:
@@ -59,7 +59,7 @@ def folder(path: Path) -> Path:
 @contextlib.asynccontextmanager
 async def versions_of(tmp_path: Path, start: Path, keep: int = 2) -> AsyncIterator[tuple[Versions, Weights, Journal]]:
     journal = Journal(tmp_path / "journal.sqlite")
-    thread = LedgerThread(journal)
+    thread = DatabaseThread(journal)
     try:
         versions, engine = Versions(thread, journal, tmp_path / "versions", keep=keep, publish_s=60), Weights()
         await versions.load(start, 0)

@@ -18,7 +18,7 @@ from serve_tools import NAME, Client, ServerProcess, client, write_recipe
 from agent.engines.base import EngineFault, EngineRefused
 from agent.engines.client import HttpEngine
 from agent.episode import SamplingParams
-from agent.serve.versions import Version, prunable, to_serve
+from agent.serve.versions.version_table import Version, prunable, to_serve
 
 pytestmark = [pytest.mark.xdist_group("serve-versions"), pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.episode import Episode, Segment, StopReason, encode
+from agent.episode import Episode, Segment, StopReason, decode, encode
 from agent.store.client import StoreClient
 from agent.store.config import StoreConfig
 from agent.store.ledger import Ledger
@@ -61,15 +61,15 @@ class Bench:
         return answer
 
     def lease(self, count: int, worker: str = "w") -> list[Ticket]:
-        return self.do(lambda: self.ledger.lease(count, worker))
+        return self.do(lambda: self.ledger.tickets.lease(count, worker))
 
     def put(self, ticket: Ticket | str, version: int = 0, **fields: Any) -> Ending:
         name = ticket if isinstance(ticket, str) else ticket.id
         episode = make_episode(name, version, **fields)
-        return self.do(lambda: self.ledger.deliver(name, episode, encode(episode)))
+        return self.do(lambda: self.ledger.tickets.deliver(name, episode, encode(episode)))
 
     def fail(self, ticket: Ticket, *, retry: bool = True) -> Ending:
-        return self.do(lambda: self.ledger.fail(ticket.id, "engine is down", retry=retry))
+        return self.do(lambda: self.ledger.tickets.fail(ticket.id, "engine is down", retry=retry))
 
     def claim(self, name: str, count: int, version: int = 0) -> Claim | None:
         return self.do(lambda: self.ledger.claims.take(name, count, version))
@@ -85,6 +85,17 @@ class Bench:
 
     def statuses(self) -> dict[str, str]:
         return {row["id"]: row["status"] for row in self.ledger.all("SELECT id, status FROM episodes")}
+
+
+def bench(tmp_path: Path, **keys: object) -> Bench:
+    """A new ledger of 100 tasks and batches of 4, unless `keys` say otherwise."""
+    return Bench(tmp_path / "episodes.sqlite", StoreConfig(**{"tasks": 100, "batch": 4, **keys}))
+
+
+def ids(claim: Claim | None) -> list[str]:
+    """The claim's episodes, by id; there must be a claim."""
+    assert claim is not None
+    return [decode(data).id for data in claim.episodes]
 
 
 @contextlib.asynccontextmanager

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import aiohttp
@@ -336,3 +338,23 @@ async def test_a_store_whose_parent_ends_while_it_starts_ends_too(tmp_path: Path
         finally:
             if store.is_running():
                 store.kill()
+
+
+async def test_a_store_that_was_suspended_takes_no_lease_from_a_live_worker(tmp_path: Path) -> None:
+    """Case M5: at SIGCONT nobody had been heard of for longer than the limit, and every lease was revoked."""
+    async with running_store(tmp_path / "e.sqlite", *KEYS, "worker_timeout_s=2") as (store, process):
+        assert len(await store.lease(4, "w")) == 4
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(3)  # what is tested: longer than worker_timeout_s
+        process.send_signal(signal.SIGCONT)
+        status = await store.status()
+        # Its watch has looked at least once when a worker that is silent from now on has lost its ticket.
+        assert status.leased == 4
+        store._workers.clear()
+        seen = status.leased
+        async with asyncio.timeout(30):
+            began = time.monotonic()
+            while seen == 4:
+                await asyncio.sleep(0.02)
+                seen = (await store.status()).leased
+        assert time.monotonic() - began >= 0.5, "taken at once after the suspension"

@@ -103,7 +103,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def runtime_restarts(self) -> None:
-        self.bench.do(lambda: self.bench.ledger.release_worker("w"))
+        self.bench.do(lambda: self.bench.ledger.tickets.release_worker("w"))
         self.running.clear()
 
     # -- the learner

@@ -7,9 +7,9 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from envs.style_shift.cache import cache_key
-from envs.style_shift.judge import JudgeFault
-from envs.style_shift.rubric import SCHEMA, fence_for, messages, read_verdict
+from envs.style_shift.judging.cache import cache_key
+from envs.style_shift.judging.judge import JudgeFault
+from envs.style_shift.judging.rubric import SCHEMA, fence_for, messages, read_verdict
 from envs.style_shift.schedule import NONE, STYLES
 
 TEXTS = st.text(alphabet=st.one_of(st.sampled_from("`\n {}\"'ab"), st.characters()), max_size=200)

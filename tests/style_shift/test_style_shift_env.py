@@ -15,7 +15,7 @@ from gymnasium.utils.env_checker import check_env
 
 from envs import EnvironmentFault, make_core
 from envs.style_shift.env import StyleShift
-from envs.style_shift.judge import Judge, JudgeFault, Verdict
+from envs.style_shift.judging.judge import Judge, JudgeFault, Verdict
 
 ENV_ID = "sao/StyleShift-v0"
 CUTE = "Aww, the little rain gives me a big hug, hehe! It is so fluffy and sweet, yay~"
@@ -139,7 +139,7 @@ async def test_the_task_drawn_with_a_seed_does_not_depend_on_the_step(make: Make
 async def test_a_step_that_is_none_is_refused(make: Make, step: Any) -> None:
     with pytest.raises(ValueError, match="global step"):
         await make().areset(options={"step": step})
-    with pytest.raises(ValueError, match="global step"):
+    with pytest.raises(ValueError, match="step must be"):
         make(step=step)
 
 

@@ -12,9 +12,10 @@ from swe_tools import Calc, make_calc
 
 from envs.swe_bench.containers import Containers
 from envs.swe_bench.images import ensure_image
-from sandboxes import host_image
-from sandboxes.docker import DockerSettings
-from sandboxes.docker_engine import LABEL_PROJECT, DockerEngine
+from sandboxes.docker import host_image
+from sandboxes.docker.engine import DockerEngine
+from sandboxes.docker.labels import LABEL_PROJECT
+from sandboxes.docker.settings import DockerSettings
 
 
 @pytest.fixture(scope="session")

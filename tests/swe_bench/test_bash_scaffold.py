@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from envs.swe_bench.bash import BashScaffold
 from envs.swe_bench.demo.build import ensure_demo_image
-from envs.swe_bench.scaffold import Scaffold, make_scaffold
+from envs.swe_bench.scaffolds.bash import BashScaffold
+from envs.swe_bench.scaffolds.choice import make_scaffold
+from envs.swe_bench.scaffolds.scaffold import Scaffold
 from sandboxes.base import SandboxFault
-from sandboxes.docker import DockerSandbox, DockerSettings
+from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.settings import DockerSettings
 
 pytestmark = [
     pytest.mark.docker,

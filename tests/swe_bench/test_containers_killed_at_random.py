@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from scripted_engine import scripted_engine, write_model
+from byte_model import write_byte_model
+from scripted_engine import scripted_engine
 
-from agent.chat import ChatRenderer
+from agent.chat.renderer import ChatRenderer
 from agent.engines.client import HttpEngine
 from agent.episode import StopReason, decode
-from agent.runtime import Runtime
-from agent.runtime_config import EnvConfig, RuntimeConfig, StageLimits
+from agent.runtime.runtime import Runtime
+from agent.runtime.settings import EnvConfig, RuntimeConfig, StageLimits
 from agent.store.client import StoreClient
 from agent.store.config import StoreConfig
 from agent.store.ledger import Ledger
@@ -32,8 +33,9 @@ from envs.swe_bench.demo.build import ensure_demo_image
 from envs.swe_bench.demo.source import demos
 from envs.swe_bench.env import SWEBench
 from sandboxes.base import SandboxFault
-from sandboxes.docker import DockerSettings
-from sandboxes.docker_engine import LABEL_OWNER, LABEL_PROJECT, DockerEngine, owner
+from sandboxes.docker.engine import DockerEngine
+from sandboxes.docker.labels import LABEL_OWNER, LABEL_PROJECT, owner
+from sandboxes.docker.settings import DockerSettings
 
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("demo-images")]
 
@@ -103,7 +105,7 @@ async def test_a_killed_container_is_a_fault_and_never_a_wrong_answer(
         made.append(SWEBench("demo", scaffold="bash", docker=settings))
         return made[-1]
 
-    model = write_model(tmp_path / "model")
+    model = write_byte_model(tmp_path / "model")
     store = StoreClient(f"http://127.0.0.1:{runner.addresses[0][1]}")
     try:
         async with scripted_engine(model, before=killer.strike) as url:

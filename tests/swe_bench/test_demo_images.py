@@ -10,8 +10,8 @@ import pytest
 from envs.swe_bench.demo.__main__ import main
 from envs.swe_bench.demo.build import ensure_demo_image
 from envs.swe_bench.demo.source import ROWS, demo
-from sandboxes.docker import DockerSandbox
-from sandboxes.docker_engine import DockerEngine
+from sandboxes.docker.engine import DockerEngine
+from sandboxes.docker.sandbox import DockerSandbox
 
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("demo-images"), pytest.mark.timeout(600)]
 

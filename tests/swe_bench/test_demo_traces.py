@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.swe_bench.bash import TOOLS
 from envs.swe_bench.demo.__main__ import main
 from envs.swe_bench.demo.scripts import SCRIPTS, SUBMIT, call, malformed, plan
 from envs.swe_bench.demo.source import DemoError, demos
 from envs.swe_bench.demo.traces import play, write_traces
 from envs.swe_bench.env import SWEBench
+from envs.swe_bench.scaffolds.bash import TOOLS
 from envs.tool_calls import parse_action
 
 

@@ -8,9 +8,9 @@ import pytest
 from swe_tools import FAIL_TO_PASS, FILES, FIX, PASS_TO_PASS, TESTS, Calc
 
 from envs.swe_bench.containers import Containers
-from envs.swe_bench.grading import grade_patch
+from envs.swe_bench.grading.grade import grade_patch
+from envs.swe_bench.grading.verdict import Grade, Reason
 from envs.swe_bench.instance import Instance
-from envs.swe_bench.verdict import Grade, Reason
 from envs.swe_bench.workspace import Workspace
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("swe_bench_attacks")]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from envs.swe_bench.grading.run_script import Command, command_of
 from envs.swe_bench.images import image_name
 from envs.swe_bench.instance import (
     END_MARKER,
@@ -18,7 +19,6 @@ from envs.swe_bench.instance import (
     patch_paths,
     read_row,
 )
-from envs.swe_bench.run_script import Command, command_of
 
 TEST_PATCH = (
     "diff --git a/tests/test_a.py b/tests/test_a.py\n--- a/tests/test_a.py\n+++ b/tests/test_a.py\n"

@@ -6,9 +6,16 @@ import pytest
 from swe_tools import FIX, Calc
 
 from envs.swe_bench.containers import Containers
-from envs.swe_bench.grading import grade_patch
+from envs.swe_bench.grading.grade import grade_patch
+from envs.swe_bench.grading.patches import (
+    MAX_PATCH_BYTES,
+    Changes,
+    PatchRefusal,
+    collect_changes,
+    make_patch,
+    read_baseline,
+)
 from envs.swe_bench.instance import patch_paths
-from envs.swe_bench.patches import MAX_PATCH_BYTES, Changes, PatchRefusal, collect_changes, make_patch, read_baseline
 from envs.swe_bench.workspace import Entry, Workspace
 from sandboxes.base import Limits
 

@@ -16,7 +16,7 @@ from swe_tools import FAIL_TO_PASS, FIX, MARK, PASS_TO_PASS, Calc
 from envs.core import EnvironmentFault
 from envs.swe_bench.env import SWEBench, shorten
 from envs.swe_bench.instance import InstanceError
-from sandboxes.docker_engine import DockerEngine
+from sandboxes.docker.engine import DockerEngine
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("swe_bench_env")]
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.swe_bench.instance import Instance, read_row
-from envs.swe_bench.protected import changes_how_tests_run, import_roots, is_protected, split_patch
-from envs.swe_bench.run_script import command_of, make_run
-from envs.swe_bench.verdict import (
+from envs.swe_bench.grading.protected import changes_how_tests_run, import_roots, is_protected, split_patch
+from envs.swe_bench.grading.run_script import command_of, make_run
+from envs.swe_bench.grading.verdict import (
     Canaries,
     Reason,
     Refused,
@@ -25,6 +24,7 @@ from envs.swe_bench.verdict import (
     statuses_of_log,
     statuses_of_outcomes,
 )
+from envs.swe_bench.instance import Instance, read_row
 
 NONCE, KEY = "n" * 32, b"k" * 32
 CANARIES = Canaries("t.py::good", ("t.py::bad",))
@@ -171,14 +171,14 @@ def test_ids_are_known_by_the_names_their_parser_gives(parser: str, known: str) 
 
 
 def test_worse_of_two_lines_counts_in_a_log() -> None:
-    log = "FAILED t.py::f - boom\n\x1b[32mPASSED\x1b[0m t.py::p\nPASSED t.py::f\n"
+    log = "FAILED t.py::f - boom\n\x1b[32mPASSED\x1b[0m t.py::p\nPASSED t.py::f\n= 1 failed, 2 passed in 0.1s =\n"
     statuses = statuses_of_log(log, 1, instance())
     assert (statuses["t.py::f"], statuses["t.py::p"]) == ("FAILED", "PASSED")
 
 
 def test_log_that_tells_no_failure_needs_status_0() -> None:
     with pytest.raises(Refused) as refused:
-        statuses_of_log("PASSED t.py::f\n", 1, instance())
+        statuses_of_log("PASSED t.py::f\n= 1 passed in 0.1s =\n", 1, instance())
     assert refused.value.refusal.reason == Reason.TAMPERING
     with pytest.raises(Refused) as refused:
         statuses_of_log("Segmentation fault\n", 139, instance())
@@ -247,6 +247,20 @@ def test_no_failing_test_stands_beside_those_that_end_at_the_first_failure(optio
     row = instance(test_command=f"python -m pytest {options}")
     run = make_run(row, command_of(row), plugin="", sums="", base_files=(), scratch="/var/tmp")
     assert (run.canaries is not None) is beside
+
+
+def test_our_tests_stand_in_the_modules_of_the_rows_tests_and_not_in_their_data() -> None:
+    """Case K3, and that an honest fix is not refused for data of the tests that has changed."""
+    patch = "".join(
+        f"diff --git a/{file} b/{file}\n" for file in ("tests/test_a.py", "tests/roots/test.py", "tests/x.txt")
+    )
+    row = instance(test_patch=patch, FAIL_TO_PASS=["tests/test_a.py::f"], PASS_TO_PASS=[])
+    run = make_run(row, command_of(row), plugin="", sums="", base_files=(), scratch="/var/tmp")
+    assert run.modules == ("tests/test_a.py",)
+    # Ids that name no file: all that look like test modules.
+    row = instance("parse_log_django", test_patch=patch, FAIL_TO_PASS=["f (m.T)"], PASS_TO_PASS=[], test_command="x")
+    run = make_run(row, command_of(row), plugin="", sums="", base_files=(), scratch="/var/tmp")
+    assert run.modules == ("tests/test_a.py", "tests/roots/test.py")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Images of the demo set: `sao-base:debian` with one repository at /testbed, its whole future included.
 
-No registry and no network: the base is made of this machine's own packages (`sandboxes.host_image`), the repository of
-the patches that ship with the project. Elsewhere than on Debian, any image with bash, git, python3 and pytest will do
-under that name.
+No registry and no network: the base is made of this machine's own packages (`sandboxes.docker.host_image`), the
+repository of the patches that ship with the project. Elsewhere than on Debian, any image with bash, git, python3 and
+pytest will do under that name.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from envs.swe_bench.demo.source import Demo, demo, make_repository
-from sandboxes import host_image
-from sandboxes.docker_engine import DockerEngine
+from sandboxes.docker import host_image
+from sandboxes.docker.engine import DockerEngine
 
 WORKDIR = "/testbed"
 LABEL = "sao.demo"
@@ -74,10 +74,10 @@ def _inspect(api: Any, image: str) -> dict[str, Any] | None:
     import docker
 
     try:
-        found: dict[str, Any] = api.inspect_image(image)
+        about: dict[str, Any] = api.inspect_image(image)
     except docker.errors.ImageNotFound:
         return None
-    return found
+    return about
 
 
 def _remove_replaced(api: Any, old: str, image: str) -> None:

@@ -49,11 +49,11 @@ class Demo:
 def demos() -> dict[str, Demo]:
     """Every repository of the set by its name, in a fixed order."""
     entries = tomllib.loads((HERE / "demo.toml").read_text(encoding="utf-8"))
-    found = {}
+    by_name = {}
     for name, entry in sorted(entries.items()):
         statement = entry.pop("problem_statement").strip() + "\n"
-        found[name] = Demo(name=name, problem_statement=statement, **entry)
-    return found
+        by_name[name] = Demo(name=name, problem_statement=statement, **entry)
+    return by_name
 
 
 def demo(name: str) -> Demo:
@@ -71,7 +71,7 @@ def git(folder: Path, *arguments: str, date: str | None = None) -> bytes:
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     name, email = _COMMITTER
-    own = {
+    identity = {
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_AUTHOR_NAME": name,
@@ -82,10 +82,12 @@ def git(folder: Path, *arguments: str, date: str | None = None) -> bytes:
         "TZ": "UTC",
     }
     if date is not None:
-        own |= {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
+        identity |= {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
     argv = ["git", "-c", "core.autocrlf=false", "-c", "core.filemode=true", *arguments]
     try:
-        done = subprocess.run(argv, cwd=folder, env=kept | own, capture_output=True, timeout=_GIT_LIMIT_S, check=False)
+        done = subprocess.run(
+            argv, cwd=folder, env=kept | identity, capture_output=True, timeout=_GIT_LIMIT_S, check=False
+        )
     except FileNotFoundError:
         raise DemoError("the demo set is made with git, which is not installed here") from None
     except subprocess.TimeoutExpired:

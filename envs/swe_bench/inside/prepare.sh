@@ -39,6 +39,9 @@ git --git-dir="$new" rev-parse --verify --quiet "$base^{tree}" > /dev/null || ex
 for key in core.filemode core.symlinks core.ignorecase core.autocrlf core.eol core.safecrlf; do
   if value=$(git config --local --get "$key"); then git --git-dir="$new" config "$key" "$value"; fi
 done
+# Whoever works here may commit.
+git --git-dir="$new" config user.name agent
+git --git-dir="$new" config user.email agent@localhost
 if [ -f "$common/info/exclude" ]; then cp "$common/info/exclude" "$new/info/exclude"; fi
 if [ -f "$common/info/attributes" ]; then cp "$common/info/attributes" "$new/info/attributes"; fi
 

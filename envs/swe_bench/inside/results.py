@@ -1,50 +1,37 @@
 # mypy: ignore-errors
-"""A pytest plugin that writes what each test did to a file, as numbered, sealed records.
+# ruff: noqa: F821
+"""A pytest plugin that writes what each test did as sealed records. `seal.py` is put in front of it.
 
-It is loaded before the code under test and keeps hold of what it needs, so that code which replaces `open` or `print`
-later changes nothing. Works from Python 3.5 and pytest 3 on.
+Works from Python 3.5 and pytest 3 on.
 """
 
-import hashlib
-import hmac
-import json
 import os
 
 import pytest
 
-_FOLDER = os.path.dirname(os.path.abspath(__file__))
 
-
-def _make(
-    write=os.write, dumps=json.dumps, seal=hmac.new, digest=hashlib.sha256, number=int, text=str, getpid=os.getpid
-):
-    try:
-        with open(os.path.join(_FOLDER, "key"), "rb") as file:
-            key = file.read()
-        os.unlink(os.path.join(_FOLDER, "key"))
-    except OSError:  # a process that was started by the tests: only the first one reports
+def _make(record, number=int, text=str):
+    if record is None:
         return None
-    out = os.open(os.path.join(_FOLDER, "records"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    state = [0, None]
-    owner = getpid()
-
-    def record(**fields):
-        if getpid() != owner:  # a fork of the tests
-            return
-        fields["n"] = state[0]
-        state[0] += 1
-        body = dumps(fields, sort_keys=True).encode("ascii")
-        write(out, seal(key, body, digest).hexdigest().encode("ascii") + b" " + body + b"\n")
+    state = [None]
+    marked = set()
 
     def name(nodeid):
-        config = state[1]
+        config = state[0]
         relative = getattr(config, "cwd_relative_nodeid", None)
         return relative(nodeid) if relative else nodeid
 
     class Records:
         @pytest.hookimpl(tryfirst=True)
         def pytest_configure(self, config):
-            state[1] = config
+            state[0] = config
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_finish(self, session):
+            for item in session.items:
+                closest = getattr(item, "get_closest_marker", None) or getattr(item, "get_marker", None)
+                if closest is not None and closest("xfail") is not None:
+                    marked.add(item.nodeid)
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtest_logreport(self, report):
@@ -54,6 +41,7 @@ def _make(
                 when=text(report.when),
                 outcome=text(report.outcome),
                 wasxfail=hasattr(report, "wasxfail"),
+                marked=report.nodeid in marked,
             )
 
         @pytest.hookimpl(tryfirst=True)
@@ -68,7 +56,7 @@ def _make(
     return Records()
 
 
-_records = _make()
+_records = _make(open_records("pytest-key", "pytest-records"))
 os.environ.pop("PYTEST_ADDOPTS", None)
 
 

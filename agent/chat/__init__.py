@@ -1,0 +1,1 @@
+"""Messages become tokens, by appending only."""

@@ -1,0 +1,1 @@
+"""An engine for CPUs and tests, on transformers."""

@@ -1,0 +1,1 @@
+"""Many episodes at once: tickets, slots, the rollout of one episode, delivery."""

@@ -1,0 +1,1 @@
+"""Engine, store and learner as the server's children."""

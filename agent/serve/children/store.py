@@ -1,0 +1,86 @@
+"""The episode store that a server starts itself, started again at the same address when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from asyncio.subprocess import Process
+
+from agent.child_processes import announced_port, start_child, stop_child
+from agent.serve.config import ServeError, ServeRecipe
+
+log = logging.getLogger(__name__)
+
+_START_S = 60.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
+
+
+async def _start_store(recipe: ServeRecipe, port: int = 0) -> tuple[Process, str]:
+    """An episode store on the run's file that deals no training tickets; its process and its URL.
+
+    Raises `ServeError`.
+    """
+    folder = recipe.run_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = {
+        "tasks": 0,
+        "seed": recipe.seed,
+        "batch": recipe.learner.batch_size,
+        "drop_truncated": recipe.learner.truncation == "drop",
+        **recipe.store.model_dump(exclude={"url"}),
+    }
+    port_file, log = folder / "store.port", folder / "store.log"
+    port_file.unlink(missing_ok=True)
+    words = [f"{key}={json.dumps(value)}" for key, value in keys.items() if value is not None]
+    process = await start_child(
+        *(sys.executable, "-m", "agent.store", "--path", str(folder / "episodes.sqlite"), "--exit-with-parent"),
+        *("--port-file", str(port_file), "--port", str(port), *words),
+        log=log,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        number = await announced_port(
+            process, port_file, name="the episode store", log=log, limit_s=_START_S, fault=ServeError
+        )
+    except BaseException:
+        await stop_child(process, grace_s=0)
+        raise
+    return process, f"http://127.0.0.1:{number}"
+
+
+class StoreChild:
+    """Owns the store's process. What it has acknowledged is in its file; what it has not is still in the journal."""
+
+    def __init__(self, recipe: ServeRecipe) -> None:
+        self._recipe = recipe
+        self._process: Process | None = None
+        self.url = ""
+
+    async def start(self) -> str:
+        """Start it; its URL, which stays. Raises `ServeError`."""
+        port = int(self.url.rpartition(":")[2]) if self.url else 0
+        self._process, self.url = await _start_store(self._recipe, port)
+        return self.url
+
+    async def keep(self) -> None:
+        """Start it again whenever it ends; never returns."""
+        while True:
+            assert self._process is not None
+            code = await self._process.wait()
+            log.error("the episode store ended with code %d; feedback waits in the journal", code)
+            wait_s = _FIRST_WAIT_S
+            while self._process.returncode is not None:
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                try:
+                    await self.start()
+                except ServeError as error:
+                    log.error("the episode store does not start: %s", error)
+
+    async def close(self) -> None:
+        """End it."""
+        if self._process is not None:
+            await stop_child(self._process)

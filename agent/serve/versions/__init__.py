@@ -1,0 +1,1 @@
+"""Which weights are served, and how to go back."""

@@ -1,0 +1,122 @@
+"""The learner's way to the engine: the engine protocol on a loopback port of its own, with publications in our hands.
+
+To the learner this is an engine like any other: it samples, asks for health, and publishes. What it publishes goes
+through `Versions`, which keeps it, holds it while versions are pinned, or gives it to the engine. There is no
+authentication, as with the engines themselves: who reaches the port can change the weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from agent.engines.base import EngineFault, EngineRefused
+from agent.serve.errors import ApiError, json_response
+from agent.serve.versions.publishing import Versions
+
+_PASSED_POST = ("/inference/v1/generate", "/abort_requests")
+_PASSED_GET = ("/health", "/weight_info", "/metrics", "/v1/models", "/is_paused")
+# Steps of a publication that `Versions` takes by itself.
+_TAKEN_HERE = ("/pause", "/resume", "/start_weight_update", "/reset_prefix_cache")
+
+
+class _Info(msgspec.Struct):
+    path: str
+
+
+class _Update(msgspec.Struct):
+    update_info: _Info
+
+
+class _Finish(msgspec.Struct):
+    weight_version: str
+
+
+class EngineProxy:
+    """An aiohttp application that looks like `engine_url`'s engine."""
+
+    def __init__(self, versions: Versions, engine_url: Callable[[], str], *, timeout_s: float) -> None:
+        self._versions, self._engine_url, self._timeout_s = versions, engine_url, timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        self._staged: Path | None = None
+
+    def application(self) -> web.Application:
+        """The application, for a loopback site."""
+        app = web.Application(client_max_size=64 * 2**20, middlewares=[_engine_errors])
+        app.add_routes([web.post(path, self._pass) for path in _PASSED_POST])
+        app.add_routes([web.get(path, self._pass) for path in _PASSED_GET])
+        app.add_routes([web.post(path, self._taken_here) for path in _TAKEN_HERE])
+        app.add_routes(
+            [web.post("/update_weights", self._update), web.post("/finish_weight_update", self._finish)],
+        )
+        app.on_cleanup.append(self._close)
+        return app
+
+    async def _close(self, _: web.Application) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _pass(self, request: web.Request) -> web.Response:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            )
+        data = await request.read()
+        try:
+            async with self._session.request(
+                request.method,
+                self._engine_url() + request.path_qs,
+                data=data or None,
+                headers=_passed_headers(request),
+            ) as answer:
+                return web.Response(
+                    body=await answer.read(), status=answer.status, content_type=answer.content_type or "text/plain"
+                )
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineFault(f"the engine behind the server does not answer: {error!r}") from error
+
+    async def _taken_here(self, request: web.Request) -> web.Response:
+        await request.read()
+        return json_response({"status": "the server does this itself"})
+
+    async def _update(self, request: web.Request) -> web.Response:
+        path = Path(msgspec.json.decode(await request.read(), type=_Update).update_info.path)
+        if not await asyncio.to_thread(path.is_dir):
+            raise ApiError(400, f"no snapshot at {path}: it must be a folder that the server can read")
+        self._staged = path
+        return json_response({"message": "Weights noted"})
+
+    async def _finish(self, request: web.Request) -> web.Response:
+        label = msgspec.json.decode(await request.read(), type=_Finish).weight_version
+        staged, self._staged = self._staged, None
+        if staged is None or not label.isdecimal():
+            raise ApiError(400, "call /update_weights first, and give a whole number as weight_version")
+        return json_response({"message": await self._versions.publish(int(label), staged)})
+
+
+def _passed_headers(request: web.Request) -> dict[str, str]:
+    return {name: value for name in ("Content-Type", "X-Request-Id") if (value := request.headers.get(name))}
+
+
+@web.middleware
+async def _engine_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Errors as an engine gives them, so that its client tells apart what to repeat."""
+    try:
+        return await handler(request)
+    except msgspec.DecodeError as error:
+        status, text = 400, f"bad request body: {error}"
+    except ApiError as error:
+        status, text = error.status, error.message
+    except EngineRefused as error:
+        status, text = error.status, str(error)
+    except EngineFault as error:
+        status, text = 500, str(error)
+    return json_response({"error": {"message": text, "type": "engine", "param": None, "code": status}}, status)

@@ -1,0 +1,1 @@
+"""One episode, watched turn by turn."""

@@ -1,0 +1,1 @@
+"""Attackers of `sao/PythonTIR-v0`: texts that look like answers."""

@@ -1,0 +1,1 @@
+"""Whether an answer says what the gold answer says."""

@@ -1,0 +1,1 @@
+"""Judges: one that counts words, one behind an endpoint."""

@@ -1,0 +1,1 @@
+"""OpenHands' tools as a scaffold."""

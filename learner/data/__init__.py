@@ -1,0 +1,1 @@
+"""Episodes become rows, masks and micro-batches."""

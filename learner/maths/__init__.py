@@ -1,0 +1,1 @@
+"""Masks, checked shapes, and statistics that merge over micro-batches and ranks."""

@@ -1,0 +1,144 @@
+# ruff: noqa: F722
+"""From a baseline's name to the function that makes its advantages; each reads what it needs of its inputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from learner.advantages import (
+    CreditInputs,
+    episode_rewards,
+    group_advantages,
+    leave_one_out_advantages,
+    length_adaptive_lambda,
+    skip_observation_gae,
+    spread_over_actions,
+    step_level_gae,
+    turn_counts,
+    vtrace,
+)
+from learner.maths.tensors import as_mask
+from learner.methods.algorithm import Algorithm
+from learner.methods.inputs import given
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+_Rule = Callable[[Algorithm, CreditInputs], "Float[Tensor, 'B T']"]
+
+BASELINES: dict[str, _Rule] = {}
+"""From a baseline's name to the function that gives its advantages [B,T]."""
+
+
+def _registered(name: str) -> Callable[[_Rule], _Rule]:
+    def register(function: _Rule) -> _Rule:
+        BASELINES[name] = function
+        return function
+
+    return register
+
+
+@_registered("critic")
+def _critic_advantages(algorithm: Algorithm, inputs: CreditInputs) -> Float[Tensor, "B T"]:
+    mask, values = as_mask(inputs.action_mask), given(algorithm, "values", inputs.values).detach()
+    if algorithm.granularity == "token":
+        return skip_observation_gae(
+            inputs.rewards,
+            values,
+            mask,
+            gamma=algorithm.gamma,
+            lam=_policy_lambda(algorithm, mask.sum(1)),
+            bootstrap=inputs.bootstrap,
+        )[0]
+    turn_ids = given(algorithm, "turn_ids", inputs.turn_ids)
+    return step_level_gae(
+        inputs.rewards,
+        values,
+        mask,
+        turn_ids,
+        gamma=algorithm.gamma,
+        lam=_policy_lambda(algorithm, turn_counts(mask, turn_ids)),
+        pooling="average" if algorithm.granularity == "step_average" else "last",
+        bootstrap=inputs.bootstrap,
+    )
+
+
+@_registered("vtrace")
+def _vtrace_advantages(algorithm: Algorithm, inputs: CreditInputs) -> Float[Tensor, "B T"]:
+    return vtrace_of(algorithm, inputs)[1]
+
+
+@_registered("group")
+def _group_advantages(algorithm: Algorithm, inputs: CreditInputs) -> Float[Tensor, "B T"]:
+    return _compared(algorithm, inputs, partial(group_advantages, normalize=algorithm.normalize_group))
+
+
+@_registered("leave_one_out")
+def _leave_one_out_advantages(algorithm: Algorithm, inputs: CreditInputs) -> Float[Tensor, "B T"]:
+    return _compared(algorithm, inputs, leave_one_out_advantages)
+
+
+@_registered("running_mean")
+def _running_mean_advantages(algorithm: Algorithm, inputs: CreditInputs) -> Float[Tensor, "B T"]:
+    rewards, baseline = _episode_rewards(inputs), given(algorithm, "running_mean", inputs.running_mean)
+    prompts: Sequence[str | int | None] = [None] * len(rewards) if inputs.prompt_ids is None else inputs.prompt_ids
+    if len(prompts) != len(rewards):
+        raise ValueError(f"prompt_ids has {len(prompts)} entries, expected {len(rewards)}: one an episode")
+    mask = as_mask(inputs.action_mask)
+    rows = zip(rewards.tolist(), prompts, mask.any(1).tolist(), strict=True)
+    # An episode that was dropped has no place in the history either.
+    per_episode = [baseline.advantage(reward, prompt) if counts else 0.0 for reward, prompt, counts in rows]
+    return spread_over_actions(rewards.new_tensor(per_episode), mask)
+
+
+def _policy_lambda(algorithm: Algorithm, counts: Int[Tensor, " B"]) -> float | Float[Tensor, " B"]:
+    return length_adaptive_lambda(counts, algorithm.alpha) if algorithm.lam is None else algorithm.lam
+
+
+def _episode_rewards(inputs: CreditInputs) -> Float[Tensor, " B"]:
+    return episode_rewards(inputs.rewards, as_mask(inputs.action_mask))
+
+
+def _compared(
+    algorithm: Algorithm, inputs: CreditInputs, compare: Callable[[Tensor, Sequence[Hashable]], Tensor]
+) -> Float[Tensor, "B T"]:
+    """`compare(rewards[N], group_ids[N])` of the episodes with an action token, given to each of their tokens.
+
+    A dropped episode (an empty mask) is in no mean. What it leaves alone in its group has nothing to be compared
+    with, and advantage 0; a group that came with one episode only is an error still.
+    """
+    ids, mask = given(algorithm, "group_ids", inputs.group_ids), as_mask(inputs.action_mask)
+    groups: list[Hashable] = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    if len(groups) != mask.shape[0]:
+        raise ValueError(f"group_ids has {len(groups)} entries, expected {mask.shape[0]}: one an episode")
+    counts = mask.any(1).tolist()
+    came, stayed = Counter(groups), Counter(group for group, here in zip(groups, counts, strict=True) if here)
+    rows = [
+        row
+        for row, (group, here) in enumerate(zip(groups, counts, strict=True))
+        if came[group] < 2 or (here and stayed[group] > 1)
+    ]
+    rewards = _episode_rewards(inputs)
+    per_episode = torch.zeros_like(rewards)
+    per_episode[rows] = compare(rewards[rows], [groups[row] for row in rows])
+    return spread_over_actions(per_episode, mask)
+
+
+def vtrace_of(algorithm: Algorithm, inputs: CreditInputs) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    return vtrace(
+        given(algorithm, "logprobs", inputs.logprobs),
+        given(algorithm, "rollout_logprobs", inputs.rollout_logprobs),
+        inputs.rewards,
+        given(algorithm, "values", inputs.values).detach(),
+        inputs.action_mask,
+        gamma=algorithm.gamma,
+        rho_bar=algorithm.rho_bar,
+        c_bar=algorithm.c_bar,
+        bootstrap=inputs.bootstrap,
+    )

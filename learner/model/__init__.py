@@ -1,0 +1,1 @@
+"""Loading, the two forwards, the critic, a module under training, the tiny model."""

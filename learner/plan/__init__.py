@@ -1,0 +1,1 @@
+"""Does a recipe fit its machines? Arithmetic, nothing loaded."""

@@ -1,0 +1,1 @@
+"""One update of a run, made again alone from what the run has kept."""

@@ -1,0 +1,115 @@
+"""Store and runtime as children of the learner: how they are started, watched and ended.
+
+Children live in sessions of their own: Ctrl-C reaches the learner only, which takes them down in order. They also end
+by themselves when the learner dies, by SIGKILL too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from pathlib import Path
+from typing import Any, Literal
+
+from agent.child_processes import announced_port, log_tail, start_child, stop_child
+from agent.runtime.settings import EvaluationSettings
+from learner.config import Recipe
+from learner.faults import LearnerFault
+
+STOP_LIMIT_S = 15.0
+_START_LIMIT_S = 120.0
+
+
+class Children:
+    """The children by name; `folder` gets their logs, the store's port and its file.
+
+    children = Children(folder)
+    url = await children.start_store({"tasks": 100})
+    children.check()                             # LearnerFault once one of them has ended
+    await children.stop("store", STOP_LIMIT_S)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: dict[str, tuple[Process, Path]] = {}
+
+    def check(self) -> None:
+        """Raise `LearnerFault`, with the end of its log, if a child has ended."""
+        for name, (process, log) in self._processes.items():
+            if process.returncode is not None:
+                raise LearnerFault(
+                    f"the {name} ended with code {process.returncode}. The end of its log, {log}:\n{log_tail(log)}\n"
+                    "Run the same command again to go on from the last checkpoint"
+                )
+
+    async def start_store(self, config: dict[str, Any]) -> str:
+        """Start a store with the keys of `config` that are not None; its URL. `LearnerFault` if it ends at once."""
+        folder = self._folder
+        command = ["-m", "agent.store", "--path", str(folder / "episodes.sqlite"), "--exit-with-parent"]
+        port_file = folder / "store.port"
+        port_file.unlink(missing_ok=True)
+        words = [f"{key}={json.dumps(value)}" for key, value in config.items() if value is not None]
+        process = await self._spawn("store", [*command, "--port-file", str(port_file), *words])
+        log = folder / "store.log"
+        port = await announced_port(
+            process, port_file, name="the store", log=log, limit_s=_START_LIMIT_S, fault=LearnerFault
+        )
+        return f"http://127.0.0.1:{port}"
+
+    async def start_runtime(
+        self,
+        recipe: Recipe,
+        model: Path,
+        *,
+        store: str,
+        engines: tuple[str, ...],
+        tickets: Literal["all", "train", "evaluate"] = "all",
+        name: str = "runtime",
+    ) -> None:
+        """Start a runtime of the recipe for these addresses; `model` has tokenizer and chat template.
+
+        `tickets`: the kind that it runs. `name`: of the child; "runtime" is the one of training. Raises `LearnerFault`
+        if there is no `runtime.python`.
+        """
+        section = recipe.runtime
+        config = {
+            "store": store,
+            "engines": list(engines),
+            "model": str(model),
+            "env": recipe.env.model_dump(mode="json"),
+            "environments": {one.name: one.env.model_dump(mode="json") for one in recipe.environments},
+            "evaluations": {
+                one.name: one.model_dump(mode="json", include=set(EvaluationSettings.model_fields))
+                for one in recipe.held_out_sets
+            },
+            "tickets": tickets,
+            "worker": f"{recipe.name}-0" if name == "runtime" else f"{recipe.name}-{name}",
+            "spool": str(self._folder / ("undelivered" if name == "runtime" else f"undelivered-{name}")),
+            **section.model_dump(mode="json", exclude={"launch", "python"}),
+        }
+        words = ["-m", "agent.runtime", "--exit-with-parent"]
+        try:
+            process = await self._spawn(name, words, stdin=PIPE, python=section.python)
+        except OSError as error:
+            raise LearnerFault(f"runtime.python: cannot start {section.python}: {error.strerror or error}") from error
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(config).encode())
+        await process.stdin.drain()
+        process.stdin.close()
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        """End a child and wait for it; nothing if it was never started."""
+        # Shielded: a second Ctrl-C must not leave a child behind; SIGKILL cannot, see the children's own watch.
+        if name in self._processes:
+            process, _ = self._processes[name]
+            await asyncio.shield(asyncio.ensure_future(stop_child(process, grace_s=grace_s)))
+
+    async def _spawn(self, name: str, words: list[str], *, stdin: int = DEVNULL, python: Path | None = None) -> Process:
+        log = self._folder / f"{name}.log"
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = await start_child(str(python or sys.executable), *words, log=log, env=env, stdin=stdin)
+        self._processes[name] = (process, log)
+        return process

@@ -1,0 +1,1 @@
+"""Containers: engine, commands, files, pool, sweep."""
