@@ -33,9 +33,10 @@ class ModelConfig(Section):
     Exactly one of the two. `dtype` is the dtype of the trained weights, `compute_dtype` that of the forwards (None:
     the same); updates of 1e-6 are lost in bfloat16, so large runs keep float32 weights and compute in bfloat16.
     `experts_implementation` and `attention_implementation` are transformers' own names. With `recompute_layers` a
-    layer's activations are made again in the backward pass. `architecture`: a name in recipes/models, or a folder with
-    a config.json, from which `learner.plan` knows the model before its weights are there. `policy_adapter`: the policy
-    is this model, frozen, and a LoRA adapter in float32.
+    layer's activations are made again in the backward pass. `compile`: each layer is compiled by `torch.compile`, which
+    takes minutes at the start and is meant for GPUs. `architecture`: a name in recipes/models, or a folder with a
+    config.json, from which `learner.plan` knows the model before its weights are there. `policy_adapter`: the policy is
+    this model, frozen, and a LoRA adapter in float32.
     """
 
     path: Path | None = None
@@ -44,6 +45,7 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     compute_dtype: Literal["float32", "bfloat16"] | None = None
     recompute_layers: bool = False
+    compile: bool = False
     attention_implementation: str = "sdpa"
     experts_implementation: str | None = "grouped_mm"
     trust_remote_code: bool = False

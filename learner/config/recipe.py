@@ -153,6 +153,12 @@ class Recipe(Section):
                 "learner.packing 'packed' with hardware.context: a part of packed rows would begin in the middle of "
                 "one. Write learner.packing=buckets, or hardware.context=1"
             )
+        for key in ("ep", "tp", "context"):
+            if self.model.compile and getattr(self.hardware, key) > 1:
+                raise ValueError(
+                    f"model.compile with hardware.{key}: a compiled layer knows no exchange between ranks within it. "
+                    f"Write model.compile=false, or hardware.{key}=1"
+                )
         algorithm = self.learner.resolve()
         if self.store.order != "completion" and algorithm.samples_per_prompt > 1:
             raise ValueError(

@@ -65,9 +65,31 @@ def _load(kind: Any, path: Path, config: ModelConfig, layout: Layout | None) -> 
     model = kind.from_pretrained(
         path, dtype=getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code, **options
     )
+    if config.compile:
+        compile_layers(model)
     if config.recompute_layers:
         recompute_layers(model)
     return model.eval()  # dropout off: every forward here is compared with the engine's
+
+
+def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
+    """Let `torch.compile` make each decoder layer's kernels at its first call; returns how many layers there are.
+
+    A layer at a time, because all of a kind share one compilation, and what stands around them (gathering of weights
+    that are cut, recomputation, the choice of tokens) stays as it is. Numbers are the same up to the order of sums.
+    Lengths are symbols from the start: each micro-batch has its own, and would be compiled anew.
+    """
+    layers = _layers(model)
+    if not layers:
+        raise RecipeError("model.compile: this architecture has no layers that are known here")
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
+    return len(layers)
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The decoder layers."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def recompute_layers(model: nn.Module) -> int:
@@ -76,7 +98,7 @@ def recompute_layers(model: nn.Module) -> int:
     The library's own gradient checkpointing does nothing in eval mode, which is the mode of every forward here.
     Gradients stay the same bit for bit.
     """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = _layers(model)
     if not layers:
         raise RecipeError("model.recompute_layers: this architecture has no layers that can be computed again")
     for layer in layers:

@@ -94,6 +94,7 @@ class Routing:
             "router/recorded": recorded / (tokens * self.top_k * len(self.layers)) if tokens else math.nan,
         }
 
+    @torch.compiler.disable  # a compiled layer leaves its router as it is: nothing here could be traced
     def _route(self, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         recorded = None if self._recorded is None else self._recorded[:, self.layers[number]]
         with _Choice(self, recorded) as choice:
