@@ -343,10 +343,11 @@ def repo(tmp_path: Path) -> Iterator[Path]:
 def same_each_time(text: str) -> str:
     """Without what varies from run to run: the random part of a temporary file's name, and a remark of the terminal.
 
-    After a reset the remark is there when the new shell's first prompt was not read in time, on either side.
+    After a reset the remark is there, of a line or two, when the new shell's first prompts were not read in time, on either
+    side.
     """
     text = re.sub(
-        r"^\[Previous command outputs are truncated\. Showing the last 1 lines of the output below\.\]\n", "", text
+        r"^\[Previous command outputs are truncated\. Showing the last \d lines of the output below\.\]\n", "", text
     )
     return re.sub(r"\.(\w+\.py)\.\w{8}\.tmp", r".\1.RANDOM.tmp", text)
 
