@@ -343,8 +343,8 @@ def repo(tmp_path: Path) -> Iterator[Path]:
 def same_each_time(text: str) -> str:
     """Without what varies from run to run: the random part of a temporary file's name, and a remark of the terminal.
 
-    After a reset the remark is there, of a line or two, when the new shell's first prompts were not read in time, on either
-    side.
+    After a reset the remark is there, of a line or two, when the new shell's first prompts were not read in time, on
+    either side.
     """
     text = re.sub(
         r"^\[Previous command outputs are truncated\. Showing the last \d lines of the output below\.\]\n", "", text
