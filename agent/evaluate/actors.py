@@ -13,9 +13,9 @@ from agent.chat.template import ChatTemplateError
 from agent.engines.base import EngineFault, EngineHealth
 from agent.engines.client import HttpEngine
 from agent.engines.pool import EnginePool
-from agent.evaluate.chat_client import ChatClient
-from agent.evaluate.chat_episode import chat_sample
 from agent.evaluate.config import Endpoint, Evaluation, EvaluationError, RolloutEngine, WrongArgument
+from agent.evaluate.endpoint.client import ChatClient
+from agent.evaluate.endpoint.episode import chat_sample
 from agent.evaluate.engine_episode import engine_sample, rollout_settings
 from agent.evaluate.sample import Sample
 from agent.runtime.rollout import RolloutSettings
@@ -44,7 +44,7 @@ class Actor(Protocol):
         ...
 
     async def sample(self, task_index: int, task_id: str, number: int, env: AsyncEnv) -> Sample:
-        """One episode. What goes wrong with it alone is a fault in the sample; raises `EvaluationError` for the rest."""
+        """One episode. What goes wrong with it alone is a fault in it; raises `EvaluationError` for the rest."""
         ...
 
 

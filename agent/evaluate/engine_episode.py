@@ -8,8 +8,8 @@ from agent.engines.base import EngineFault
 from agent.engines.pool import Seat
 from agent.episode import Episode, EpisodeError, StopReason
 from agent.evaluate.config import Evaluation, EvaluationError
+from agent.evaluate.endpoint.wire import clean
 from agent.evaluate.sample import Said, Sample, Tokens
-from agent.evaluate.wire import clean
 from agent.runtime.rollout import PromptTooLong, Renderer, RolloutSettings, rollout
 from agent.runtime.settings import SamplingConfig
 from agent.store.protocol import Ticket

@@ -145,8 +145,8 @@ class Session:
         log.warning("task %s, sample %d: %s", sample.task_id, sample.number, sample.fault)
         if self._faults >= most:
             raise EvaluationError(
-                f"{self._faults} samples in a row ended as faults, so it stops here; the last: {sample.fault}. The same "
-                "command runs them again"
+                f"{self._faults} samples in a row ended as faults, so it stops here; the last: {sample.fault}. The "
+                "same command runs them again"
             )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent.evaluate.config import Endpoint
-from agent.evaluate.wire import Reply, WireCall
+from agent.evaluate.endpoint.wire import Reply, WireCall
 from envs.core import Message
 from envs.tool_calls import FORMS, FamilyFormat, parse_calls, write_calls
 from envs.tool_formats.reading import ToolCall

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from agent.episode import StopReason
-from agent.evaluate import actions
-from agent.evaluate.chat_client import ChatClient, ContextFull, Counts, EndpointFault
 from agent.evaluate.config import Endpoint, Evaluation
+from agent.evaluate.endpoint import actions
+from agent.evaluate.endpoint.client import ChatClient, ContextFull, Counts, EndpointFault
+from agent.evaluate.endpoint.wire import Reply, clean
 from agent.evaluate.sample import Said, Sample, Tokens
-from agent.evaluate.wire import Reply, clean
 from agent.runtime.environment_calls import EnvironmentCalls, Opening, Outcome
 from agent.runtime.episode_clock import EpisodeClock
 from envs.core import AsyncEnv, EnvironmentFault, Message

@@ -13,9 +13,9 @@ from typing import Any
 import aiohttp
 
 from agent.backoff import backoff_s
-from agent.evaluate import wire
 from agent.evaluate.config import Endpoint, EvaluationError, Pacing, Sampling
-from agent.evaluate.pace import Pace
+from agent.evaluate.endpoint import wire
+from agent.evaluate.endpoint.pace import Pace
 from agent.runtime.episode_clock import EpisodeClock
 from envs.retry_after import retry_after_s
 
