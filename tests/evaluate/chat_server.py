@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 Script = Callable[[dict[str, Any]], dict[str, Any]]
-"""A request's body to the message that answers it; `finish_reason` and `usage` in it are the choice's and the body's."""
+"""A request's body to the message that answers it; a `finish_reason` and `usage` in it are the completion's."""
 Door = Callable[[int, dict[str, Any]], Awaitable[web.Response | None]]
 """What stands before the model: the number of the request and its body to an answer, or None to let it through."""
 

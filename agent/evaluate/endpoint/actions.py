@@ -121,7 +121,11 @@ def _malformed(call: WireCall, tool_format: FamilyFormat) -> str:
     form = FORMS[tool_format]
     if tool_format in _TAGGED:
         return form.write([ToolCall("call", {})]).removesuffix(form.strays[0])
-    return form.write([ToolCall(call.name, call.arguments)])  # type: ignore[arg-type]  # a text where an object belongs
+    for name in (call.name, "call"):  # a name may be one that the form does not see as a call at all
+        text = form.write([ToolCall(name, call.arguments)])  # type: ignore[arg-type]  # a text where an object belongs
+        if parse_calls(text, [], tool_format).error is not None:
+            break
+    return text
 
 
 def _same(read: Sequence[ToolCall], wanted: Sequence[ToolCall]) -> bool:
