@@ -79,7 +79,7 @@ async def all_of(semaphore: asyncio.Semaphore, count: int) -> None:
             await semaphore.acquire()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["int", "term", "kill"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["int", "kill"])
 async def test_what_had_ended_is_kept_and_the_same_command_goes_on(number: signal.Signals, tmp_path: Path) -> None:
     gate = Gate(through=6)
     async with ChatServer(calculates, gate).running() as server:
