@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -49,17 +49,9 @@ class Score:
 
     def __str__(self) -> str:
         if not self.graded:
-            return f"{self.faults} faults" if self.faults else ""
-        faults = f", {self.faults} faults" if self.faults else ""
+            return f"faults {self.faults}" if self.faults else ""
+        faults = f", faults {self.faults}" if self.faults else ""
         return f"reward {self._reward / self.graded:.3f}, passed {self.passes / self.graded:.1%}{faults}"
-
-
-class _RateColumn(ProgressColumn):
-    """Samples a minute."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if not speed else f"{speed * 60:.1f}/min", style="dim")
 
 
 class Display:
@@ -79,15 +71,14 @@ class Display:
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            _RateColumn(),
-            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[pace]}", markup=False, style="dim"),
             TextColumn("{task.fields[score]}", markup=False),
             TextColumn("{task.fields[held]}", markup=False, style="yellow"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task(name, total=total, completed=self._had, score=str(self.score), held="")
+        self._task = self._progress.add_task(name, total=total, completed=self._had, pace="", score="", held="")
 
     @contextlib.asynccontextmanager
     async def shown(self, held_s: Callable[[], float]) -> AsyncIterator[Display]:
@@ -103,22 +94,30 @@ class Display:
     def sample(self, sample: Sample) -> None:
         """One sample has ended."""
         self.score.add(sample)
-        self._progress.update(self._task, advance=1, score=str(self.score))
+        self._progress.update(self._task, advance=1, pace=self._pace(), score=str(self.score))
 
     async def _tick(self, held_s: Callable[[], float]) -> None:
         said_at = time.monotonic()
         while True:
             await asyncio.sleep(REFRESH_S)
             held = held_s()
-            self._progress.update(self._task, held=f"the endpoint asks to wait {math.ceil(held)} s" if held else "")
+            told = f"asked to wait {math.ceil(held)} s" if held else ""
+            self._progress.update(self._task, pace=self._pace(), held=told)
             if not self._console.is_terminal and time.monotonic() - said_at >= LINE_EVERY_S:
                 said_at = time.monotonic()
                 self._console.print(self._line(), highlight=False, markup=False, soft_wrap=True)
 
+    def _pace(self) -> str:
+        """Samples a minute and the time left, of this session; "" before its first sample."""
+        ended, seconds = self.score.ended - self._had, max(time.monotonic() - self._began, 1e-3)
+        if not ended:
+            return ""
+        minutes, rest = divmod(round((self._total - self.score.ended) * seconds / ended), 60)
+        return f"{60 * ended / seconds:.1f}/min, {minutes}:{rest:02d} left"
+
     def _line(self) -> str:
-        rate = (self.score.ended - self._had) / max(time.monotonic() - self._began, 1e-9)
-        left = f", {(self._total - self.score.ended) / rate / 60:.1f} min left" if rate else ""
-        return f"{self._name}: {self.score.ended} of {self._total}, {rate * 60:.1f}/min{left}. {self.score}"
+        parts = [f"{self._name}: {self.score.ended} of {self._total}", self._pace(), str(self.score)]
+        return ", ".join(part for part in parts if part)
 
 
 def show(console: Console, summary: Summary, name: str, report: Path) -> None:
@@ -140,13 +139,14 @@ def show(console: Console, summary: Summary, name: str, report: Path) -> None:
     for family, estimate in summary.families:
         table.add_row(f"reward, {escape(family)}", interval(estimate), f"{estimate.method}, {estimate.tasks} tasks")
     console.print(table)
-    if len(summary.by_task) > 1:
+    if len(summary.by_task) > 1 and summary.samples + summary.faults:
         console.print(_by_task(summary))
     console.print(Text(f"report: {report}"), soft_wrap=True)
 
 
 def _by_task(summary: Summary) -> Table:
-    ordered = sorted(summary.by_task, key=lambda task: (task.mean_reward is not None, task.mean_reward or 0.0))
+    begun = [task for task in summary.by_task if task.samples or task.faults]
+    ordered = sorted(begun, key=lambda task: (task.mean_reward is not None, task.mean_reward or 0.0))
     shown = ordered[:MOST_TASKS]
     title = "by task" if len(shown) == len(ordered) else f"the {len(shown)} tasks that fared worst, of {len(ordered)}"
     table = Table("task", "passed", "mean reward", "truncated", "faults", "turns", "tokens", title=title)

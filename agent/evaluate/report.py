@@ -5,6 +5,7 @@ It names no other address and runs no script; its policy forbids both, should so
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,7 +149,9 @@ def _cut(text: str) -> str:
 
 
 def _value(value: Any) -> str:
-    text = "not given" if value is None else str(value)
+    if value is None:
+        return "not given"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 400 else f"{text[:400]}..."
 
 

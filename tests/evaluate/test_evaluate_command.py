@@ -30,10 +30,10 @@ async def server() -> AsyncIterator[ChatServer]:
         yield running
 
 
-async def evaluated(*words: str) -> tuple[int, str]:
+async def evaluated(*words: str, terminal: bool = False) -> tuple[int, str]:
     """Exit status and what was shown; the command has an event loop of its own, so it is given a thread."""
     shown = io.StringIO()
-    console = Console(file=shown, width=110, force_terminal=False)
+    console = Console(file=shown, width=110, force_terminal=terminal)
     return await asyncio.to_thread(main, list(words), console), shown.getvalue()
 
 
@@ -156,6 +156,19 @@ async def test_a_hanging_endpoint_ends_an_episode_by_its_wall_clock(server: Chat
     status, shown = await evaluated(*MATH, *at(server, tmp_path), "--limit", "1", "--episode-timeout", "0.5")
     assert status == 0, shown
     assert kept(tmp_path)[0].stop_reason == "truncated_wall_clock"
+
+
+async def test_a_terminal_shows_how_far_it_is_the_score_and_who_asks_to_wait(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    async def door(number: int, body: dict[str, Any]) -> web.Response | None:
+        return refuses(429, Retry_After="2") if number == 5 else None
+
+    server.door = door
+    status, shown = await evaluated(*MATH, *at(server, tmp_path), "--concurrency", "1", terminal=True)
+    assert status == 0, shown
+    for words in ("2/6", "/min, ", " left", "reward 1.000, passed 100.0%", "asked to wait 2 s", "6 of 6"):
+        assert words in shown, words
 
 
 async def test_the_same_command_goes_on_and_runs_only_what_is_missing(server: ChatServer, tmp_path: Path) -> None:
