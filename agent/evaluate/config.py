@@ -77,6 +77,13 @@ class Endpoint(_Frozen):
             raise ValueError("holds a user or a password: put the key into an environment variable, see --api-key-env")
         return url.rstrip("/").removesuffix("/chat/completions")
 
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        if not name.isidentifier():  # not shown: it may be the key itself
+            raise ValueError("takes the name of an environment variable, not the key")
+        return name
+
     @field_validator("body")
     @classmethod
     def _adds_keys_only(cls, body: dict[str, Any]) -> dict[str, Any]:

@@ -98,11 +98,13 @@ def write_whole(path: Path, data: bytes) -> Path:
 
 def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
     file, wanted = path / "evaluation.json", json.loads(json.dumps(identity, default=str))
-    if not file.exists():
-        if (path / "samples.jsonl").exists():
-            raise WrongArgument(f"--out: {path} holds samples but no evaluation.json, which says of what; name another")
+    lines = path / "samples.jsonl"
+    # A first try that kept nothing (a wrong address, say) ties nobody.
+    if not lines.exists() or not lines.stat().st_size:
         write_whole(file, json.dumps(wanted, indent=1, ensure_ascii=False).encode("utf-8", "replace"))
         return
+    if not file.exists():
+        raise WrongArgument(f"--out: {path} holds samples but no evaluation.json, which says of what; name another")
     try:
         held = json.loads(file.read_bytes())
         differing = [key for key in dict.fromkeys([*held, *wanted]) if held.get(key) != wanted.get(key)]

@@ -264,14 +264,15 @@ async def test_a_turn_that_does_not_fit_whole_uses_the_room_that_is_left(
 ) -> None:
     async def door(number: int, body: dict[str, Any]) -> web.Response | None:
         full = "'max_tokens' is too large: 4096. This model's maximum context length is 2048 tokens"
-        return refuses(400, full) if "max_tokens" in body else None
+        return refuses(400, full) if "max_tokens" in body or "max_completion_tokens" in body else None
 
     server.door = door
-    client = make(server, monkeypatch, Sampling(max_tokens=4096))
-    try:
-        assert (await ask(client)).content == "hi"
-    finally:
-        await client.aclose()
+    other = Endpoint(url=server.url, model="m", body={"max_completion_tokens": 4096})
+    for client in (make(server, monkeypatch, Sampling(max_tokens=4096)), ChatClient(other, Sampling(), Pacing())):
+        try:
+            assert (await ask(client)).content == "hi"
+        finally:
+            await client.aclose()
 
 
 async def test_nobody_there_is_said_soon_and_once(unused_url: str) -> None:

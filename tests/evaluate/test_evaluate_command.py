@@ -233,6 +233,17 @@ async def test_another_evaluation_in_the_same_folder_is_refused_by_name(
     assert (tmp_path / "samples.jsonl").read_bytes() == before
 
 
+async def test_a_first_try_that_kept_nothing_ties_nobody(server: ChatServer, tmp_path: Path) -> None:
+    async def door(number: int, body: dict[str, Any]) -> web.Response | None:
+        return refuses(404, "no such model") if body["model"] == "wrong" else None
+
+    server.door = door
+    words = [*MATH, "--url", server.url, "--limit", "1", "--out", str(tmp_path)]
+    assert (await evaluated(*words, "--model", "wrong"))[0] == 3
+    status, shown = await evaluated(*words, "--model", "m")
+    assert status == 0, shown
+
+
 async def test_a_wrong_key_is_said_in_one_paragraph_and_asked_once_a_worker(
     server: ChatServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -315,12 +326,13 @@ async def test_an_engine_is_evaluated_by_the_runtimes_own_rollout(model: Path, t
         ([*MATH, "--temperature", "-1", "--url", "http://host/v1", "--model", "m"], "--temperature: "),
         ([*MATH, "--tasks", "inline/77", "--url", "http://host/v1", "--model", "m"], "for example, inline/"),
         ([*MATH, "--tasks", "a", "--limit", "1", "--url", "http://host/v1", "--model", "m"], "exclude each other"),
+        ([*MATH, "--api-key-env", "sk-1", "--url", "http://host/v1", "--model", "m"], "not the key"),
         ([*MATH, "--body", "model=x", "--url", "http://host/v1", "--model", "m"], "--body: model is not for --body"),
         ([*MATH, "--env-file", "/no/such.yaml", "--url", "http://h/v1", "--model", "m"], "--env-file: cannot read"),
     ],
     ids=[
         *("no-model", "scheme", "both", "half", "env", "argument", "word", "samples", "temperature", "task", "limit"),
-        *("body", "file"),
+        *("key", "body", "file"),
     ],
 )
 async def test_a_wrong_argument_is_named_before_anything_is_asked(

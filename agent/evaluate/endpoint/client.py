@@ -99,7 +99,7 @@ class ChatClient:
                 return await self._attempt(body, clock, counts)
             except ContextFull:
                 # A prompt that fits may leave less room than a whole turn: what room there is can be used.
-                if not bounded or self._sampling.max_tokens is None:
+                if not bounded or wire.turn_limit(self._endpoint, self._sampling) is None:
                     raise
                 bounded = False
             except _Later as later:

@@ -12,7 +12,7 @@ from agent.episode import StopReason
 from agent.evaluate.config import Endpoint, Evaluation
 from agent.evaluate.endpoint import actions
 from agent.evaluate.endpoint.client import ChatClient, ContextFull, Counts, EndpointFault
-from agent.evaluate.endpoint.wire import Reply, clean
+from agent.evaluate.endpoint.wire import Reply, clean, turn_limit
 from agent.evaluate.sample import Said, Sample, Tokens
 from agent.runtime.environment_calls import EnvironmentCalls, Opening, Outcome
 from agent.runtime.episode_clock import EpisodeClock
@@ -124,7 +124,7 @@ class _ChatEpisode:
 
     def _which_limit(self, reply: Reply) -> str:
         """Whether a turn was cut by its own limit, or by the end of the context."""
-        limit = self._evaluation.sampling.max_tokens
+        limit = turn_limit(self._endpoint, self._evaluation.sampling)
         return "turn_tokens" if limit is not None and reply.tokens.completion >= limit else "context"
 
     def _go_on(self, reply: Reply, messages: Sequence[Message]) -> None:

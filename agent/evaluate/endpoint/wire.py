@@ -11,6 +11,8 @@ from typing import Any, Literal
 from agent.evaluate.config import Endpoint, Sampling
 from agent.evaluate.sample import Tokens
 
+OTHER_LIMIT = "max_completion_tokens"
+"""What some models call `max_tokens`; it comes with `Endpoint.body`."""
 CHARACTERS_A_TOKEN = 4
 """What a prompt is taken for before the endpoint has counted it; only a limit of tokens a minute reads it."""
 
@@ -90,14 +92,23 @@ def request_body(
         if endpoint.calls == "text":
             body["tool_choice"] = "none"
     given = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
-    given["max_tokens"] = sampling.max_tokens if bounded else None
+    if bounded:
+        given["max_tokens"] = sampling.max_tokens
+    else:
+        body.pop(OTHER_LIMIT, None)
     return body | {key: value for key, value in given.items() if value is not None}
+
+
+def turn_limit(endpoint: Endpoint, sampling: Sampling) -> int | None:
+    """How many tokens one turn may have, as far as requests say it."""
+    limit = sampling.max_tokens or endpoint.body.get(OTHER_LIMIT)
+    return limit if isinstance(limit, int) else None
 
 
 def estimated_tokens(body: Mapping[str, Any]) -> int:
     """What a request may cost, before anybody has counted: its characters, and its limit."""
     written = len(json.dumps(body.get("messages"))) + len(json.dumps(body.get("tools") or ""))
-    limit = body.get("max_tokens") or body.get("max_completion_tokens") or 0
+    limit = body.get("max_tokens") or body.get(OTHER_LIMIT) or 0
     return written // CHARACTERS_A_TOKEN + (limit if isinstance(limit, int) else 0)
 
 
