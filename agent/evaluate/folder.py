@@ -3,6 +3,7 @@
 OUT/evaluation.json     what is evaluated; another evaluation in the same folder is refused by the option's name
    /samples.jsonl       one line a sample, appended when it ends; the later line of the same sample counts
    /summary.json        the figures, /report.html the same for people; made again at the end of each session
+   /void.jsonl          samples of a first try that were all faults, before another evaluation took the folder
    /lock                held by the session that writes
 """
 
@@ -99,22 +100,34 @@ def write_whole(path: Path, data: bytes) -> Path:
 def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
     file, wanted = path / "evaluation.json", json.loads(json.dumps(identity, default=str))
     lines = path / "samples.jsonl"
-    # A first try that kept nothing (a wrong address, say) ties nobody.
-    if not lines.exists() or not lines.stat().st_size:
-        write_whole(file, json.dumps(wanted, indent=1, ensure_ascii=False).encode("utf-8", "replace"))
-        return
-    if not file.exists():
-        raise WrongArgument(f"--out: {path} holds samples but no evaluation.json, which says of what; name another")
+    if lines.exists() and lines.stat().st_size:
+        differing = _differing(file, wanted)
+        if not differing:
+            return
+        if not _void(lines):
+            raise WrongArgument(
+                f"--out: {path} holds another evaluation: {differing}. Name another folder, or ask for the same"
+            )
+        lines.replace(path / "void.jsonl")
+    # A first try that has kept no reward (a wrong address, no sandbox) ties nobody.
+    write_whole(file, json.dumps(wanted, indent=1, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _differing(file: Path, wanted: Mapping[str, Any]) -> str:
+    """In words, where the evaluation that `file` describes is not the wanted one; "" where it is."""
     try:
         held = json.loads(file.read_bytes())
-        differing = [key for key in dict.fromkeys([*held, *wanted]) if held.get(key) != wanted.get(key)]
-    except (ValueError, AttributeError, TypeError) as error:
-        raise WrongArgument(
-            f"--out: {file} is no description of an evaluation ({error}); name another folder"
-        ) from error
-    if differing:
-        said = "; ".join(f"{key} is {_short(held.get(key))} there, {_short(wanted.get(key))} now" for key in differing)
-        raise WrongArgument(f"--out: {path} holds another evaluation: {said}. Name another folder, or ask for the same")
+        keys = [key for key in dict.fromkeys([*held, *wanted]) if held.get(key) != wanted.get(key)]
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise WrongArgument(f"--out: {file} does not say of what the samples are ({error}); name another") from error
+    return "; ".join(f"{key} is {_short(held.get(key))} there, {_short(wanted.get(key))} now" for key in keys)
+
+
+def _void(lines: Path) -> bool:
+    """Whether no sample has a reward. A line that is no sample is somebody's, and left alone."""
+    with lines.open("rb") as file, contextlib.suppress(SampleError):
+        return all(decode(line).reward is None for line in file)
+    return False
 
 
 def _short(value: Any) -> str:

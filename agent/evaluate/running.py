@@ -68,6 +68,7 @@ class Session:
         self._disk = asyncio.Lock()
         self._writing: set[asyncio.Task[None]] = set()
         self._faults = 0
+        self._told: set[str] = set()
 
     async def run(self, todo: Iterable[Job], stop: asyncio.Event) -> None:
         """Run `todo`. Raises `EvaluationError` for what makes it useless to go on; all is closed when it returns."""
@@ -142,11 +143,14 @@ class Session:
     def _note_fault(self, sample: Sample) -> None:
         self._faults += 1
         most = most_faults_in_a_row(self._evaluation.pacing.concurrency)
-        log.warning("task %s, sample %d: %s", sample.task_id, sample.number, sample.fault)
+        if sample.fault not in self._told:  # a broken machine says the same of every sample
+            self._told.add(sample.fault)
+            log.warning("task %s, sample %d: %s", sample.task_id, sample.number, sample.fault)
         if self._faults >= most:
+            last = sample.fault.rstrip(".")
             raise EvaluationError(
-                f"{self._faults} samples in a row ended as faults, so it stops here; the last: {sample.fault}. The "
-                "same command runs them again"
+                f"{self._faults} samples in a row ended as faults, so it stops here; the last: {last}. The same command "
+                "runs them again"
             )
 
 

@@ -244,6 +244,19 @@ async def test_a_first_try_that_kept_nothing_ties_nobody(server: ChatServer, tmp
     assert status == 0, shown
 
 
+async def test_faults_alone_tie_nobody_and_are_not_lost(
+    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    assert (await evaluated("own_envs:Broken", *at(server, tmp_path)))[0] == 1
+    assert (await evaluated(*MATH, *at(server, tmp_path), "--limit", "1"))[0] == 0
+    assert [sample.reward for sample in kept(tmp_path)] == [1.0]
+    assert len((tmp_path / "void.jsonl").read_bytes().splitlines()) == 2
+    (tmp_path / "evaluation.json").unlink()
+    assert (await evaluated(*MATH, *at(server, tmp_path), "--limit", "1"))[0] == 2
+    assert "does not say of what the samples are" in capsys.readouterr().err
+
+
 async def test_a_wrong_key_is_said_in_one_paragraph_and_asked_once_a_worker(
     server: ChatServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -178,7 +178,8 @@ class ChatClient:
                 raise
             raise _Later(f"{url} gave no answer within {self._pacing.request_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            problem = self._without_key(f"{url} did not answer: {error or type(error).__name__}")
+            what = getattr(error, "os_error", None) or error  # aiohttp's own words for no connection speak of ssl
+            problem = self._without_key(f"{url} did not answer: {str(what) or type(what).__name__}")
             raise _Later(problem, answered=not isinstance(error, aiohttp.ClientConnectorError)) from error
 
     def _read(self, status: int, raw: bytes, headers: Mapping[str, str]) -> wire.Reply:
