@@ -149,8 +149,8 @@ class Session:
         if self._faults >= most:
             last = sample.fault.rstrip(".")
             raise EvaluationError(
-                f"{self._faults} samples in a row ended as faults, so it stops here; the last: {last}. The same command "
-                "runs them again"
+                f"{self._faults} samples in a row ended as faults, so it stops here; the last: {last}. The same "
+                "command runs them again"
             )
 
 
