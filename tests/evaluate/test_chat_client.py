@@ -357,3 +357,5 @@ def test_parts_and_old_fields_of_a_reply_are_read() -> None:
     assert (old.calls[0].name, json.loads(old.calls[0].arguments)) == ("f", {"a": 1})
     assert read_reply(completion({"refusal": "I will not."})).content == "I will not."
     assert read_reply(completion({"content": "\ud800"})).content == "?"
+    for said in ("length", "model_length", "MAX_TOKENS"):
+        assert read_reply(completion({"content": "", "finish_reason": said})).finish == "length"

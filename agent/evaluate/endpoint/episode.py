@@ -141,8 +141,10 @@ class _ChatEpisode:
     def _credit(self, outcome: Outcome) -> None:
         self._reward += outcome.reward
         self._metrics |= outcome.metrics
-        if outcome.reward and self._said and self._said[-1].role == "assistant":
-            self._said[-1] = msgspec.structs.replace(self._said[-1], reward=outcome.reward)
+        if outcome.reward and self._turns:
+            last = max(index for index, said in enumerate(self._said) if said.role == "assistant")
+            reward = self._said[last].reward + outcome.reward
+            self._said[last] = msgspec.structs.replace(self._said[last], reward=reward)
 
     async def _truncate(self, reason: str, text: str) -> Sample:
         outcome = await self._env.truncate(reason, text)

@@ -24,6 +24,7 @@ _OVERFLOW = re.compile(
 )
 _ABOUT_ONE_PROMPT = re.compile(r"content[ _]?(?:filter|policy|management)|moderation|safety|flagged", re.IGNORECASE)
 _NO_MONEY = re.compile(r"insufficient_quota|billing|insufficient (?:balance|credits)|exceeded your current quota", re.I)
+_CUT = ("length", "max_tokens", "model_length")
 _LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 523, 524, 529})
 _HINTS: Mapping[str, str] = {
     r"max_completion_tokens": "give --body max_completion_tokens=N instead of --max-tokens",
@@ -125,6 +126,7 @@ def read_reply(body: Any) -> Reply:
             calls = [_call({"function": message["function_call"]})]
         content = content or _text(message.get("refusal"))
         finish = _text(choice.get("finish_reason"))
+        finish = "length" if finish.lower() in _CUT else finish
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise Unreadable(f"no chat completion with a choice: {error!r}") from error
     return Reply(content, tuple(calls), reasoning, reasoning_key, finish, _tokens(body.get("usage")))
