@@ -193,8 +193,8 @@ def _policy(options: argparse.Namespace) -> Endpoint | RolloutEngine:
     if engine:
         if not options.engine or not options.model_folder:
             raise WrongArgument("--engine and --model-folder go together: addresses, and tokenizer and chat template")
-        given = {"template_kwargs": read_words(options.template_arg, "--template-arg")}
-        given["tool_format"] = options.tool_format or "auto"
+        variables = read_words(options.template_arg, "--template-arg")
+        given = {"template_kwargs": variables, "tool_format": options.tool_format or "auto"}
         return RolloutEngine.model_validate(
             {
                 "urls": options.engine,

@@ -192,10 +192,10 @@ class ChatClient:
                 if error is None:
                     return wire.read_reply(answer)
                 status, said = error
-            except (ValueError, RecursionError) as problem:
-                raise _Later(f"{self._endpoint.url} answered 200 with no JSON: {said[:200]!r}") from problem
-            except wire.Unreadable as problem:
-                raise _Later(f"{self._endpoint.url} answered 200: {problem}: {said[:200]!r}") from problem
+            except (ValueError, RecursionError) as broken:
+                raise _Later(f"{self._endpoint.url} answered 200 with no JSON: {said[:200]!r}") from broken
+            except wire.Unreadable as broken:
+                raise _Later(f"{self._endpoint.url} answered 200: {broken}: {said[:200]!r}") from broken
         shown = self._without_key(" ".join(said.split())[:_SHOWN])
         problem = f"{self._endpoint.url}/chat/completions answered {status}: {shown or 'nothing more'}"
         meaning = wire.meaning(status, said, worked_before=self._worked)
