@@ -81,6 +81,7 @@ def test_a_packages_own_shelf_holds_few_files(package: str) -> None:
         "envs, envs.python_tir.env",
         "agent.episode, agent.runtime.runtime, agent.runtime.rollout, agent.chat.renderer",
         "agent.store.server, agent.store.client, agent.engines.client",
+        "agent.evaluate.__main__",
         "agent.engines.local.launch, agent.engines.vllm.launch, agent.engines.pool",
     ],
 )

@@ -6,7 +6,7 @@ Unknown keys and impossible combinations are errors that name the key.
 from __future__ import annotations
 
 from learner.config.adapter import AdapterConfig
-from learner.config.evaluation import EvaluationConfig, EvaluationSetConfig, HeldOutSet, StopAtConfig, passes
+from learner.config.evaluation import EvaluationConfig, EvaluationSetConfig, HeldOutSet, StopAtConfig
 from learner.config.methods import MethodConfig, RunningMeanConfig
 from learner.config.mixture import MixedEnvConfig
 from learner.config.model import ModelConfig, TinyModelConfig
@@ -46,6 +46,5 @@ __all__ = [
     "ValuePretrainingConfig",
     "load_recipe",
     "parse_recipe",
-    "passes",
     "save_recipe",
 ]

@@ -6,16 +6,12 @@ import re
 
 from pydantic import Field, model_validator
 
+from agent.estimates import passes
 from agent.runtime.settings import EnvConfig, SamplingConfig
 from agent.store.config import NAME
 from learner.config.section import Section
 
 _PASS_AT = re.compile(r"pass_at_(\d+)$")
-
-
-def passes(samples: int) -> tuple[int, ...]:
-    """The k of the pass@k that so many samples a task give: 1, 2, 4, ... and `samples` itself."""
-    return tuple(sorted({1 << i for i in range(samples.bit_length())} | {samples}))
 
 
 class HeldOutSet(Section):

@@ -156,16 +156,6 @@ def ratio_metrics(logprobs: Tensor, rollout_logprobs: Tensor, action_mask: Tenso
     }
 
 
-def wilson_interval(successes: float, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's confidence interval of a proportion; (nan, nan) without trials."""
-    if trials == 0:
-        return (math.nan, math.nan)
-    p = successes / trials
-    centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
-    return (max(0.0, centre - half), min(1.0, centre + half))
-
-
 def finite(record: dict[str, Any]) -> dict[str, float]:
     """The entries a tracker can take: numbers that are finite."""
     return {k: float(v) for k, v in record.items() if isinstance(v, int | float) and math.isfinite(v)}

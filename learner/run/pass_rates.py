@@ -9,20 +9,9 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 
 from agent.episode import Episode
-from learner.run.metrics import wilson_interval
+from agent.estimates import pass_at, wilson_interval
 
 EVERY_FAMILY = "all"
-
-
-def pass_at(samples: int, passed: int, k: int) -> float:
-    """The unbiased estimate of pass@k from `samples` of one task, of which `passed` passed: the share of all choices
-    of k samples that hold one which passed (Chen et al., arXiv 2107.03374, equation 1).
-
-    Raises `ValueError` unless 1 <= k <= samples and 0 <= passed <= samples.
-    """
-    if not (1 <= k <= samples and 0 <= passed <= samples):
-        raise ValueError(f"pass@{k} of {passed} in {samples} samples: needs at least k samples of each task")
-    return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
 def mean_pass_at(episodes: Sequence[Episode], k: int) -> float:

@@ -1,16 +1,15 @@
-"""A real browser, and a tiny model that has been taught to say one sentence and nothing else."""
+"""Watching a page, and a tiny model that has been taught to say one sentence and nothing else."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page
 from serve_tools import TEXTS
 from transformers import AutoModelForCausalLM
 
@@ -19,26 +18,6 @@ from learner.config import TinyModelConfig
 from learner.model.tiny import write_tiny_model
 
 WAIT_MS = 30_000
-
-
-def find_browser() -> str:
-    """A Chromium on this machine; fails, and says what to install, where there is none."""
-    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
-        if found := shutil.which(name):
-            return found
-    raise AssertionError("no Chromium found: run `sh agent/serve/install_chromium.sh` (Debian's package is `chromium`)")
-
-
-@contextlib.asynccontextmanager
-async def chromium() -> AsyncIterator[Browser]:
-    """A headless browser."""
-    async with async_playwright() as playwright:
-        # Chromium's own sandbox does not work as root; nothing but our page is opened.
-        browser = await playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
-        try:
-            yield browser
-        finally:
-            await browser.close()
 
 
 class Watched:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import aiohttp
 import pytest
 from aiohttp import web
-from page_tools import find_browser
+from browser_tools import find_browser
 
 from agent.serve.api.events import Figures
 from agent.serve.api.page import STATIC, Page

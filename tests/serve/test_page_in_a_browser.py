@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import yaml
-from page_tools import WAIT_MS, Relay, Watched, chromium, opened, write_parrot
+from browser_tools import chromium
+from page_tools import WAIT_MS, Relay, Watched, opened, write_parrot
 from playwright.async_api import Browser, expect
 from serve_tools import NAME, ServerProcess, client, serving, write_recipe
 

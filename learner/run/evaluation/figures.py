@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.episode import Episode
-from learner.config import HeldOutSet, passes
+from agent.estimates import passes
+from learner.config import HeldOutSet
 from learner.run.pass_rates import mean_pass_at
 
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learner_tools import action, episode, prompt
 
-from learner.config import HeldOutSet, passes
+from agent.estimates import pass_at, passes
+from learner.config import HeldOutSet
 from learner.run.evaluation.figures import set_figures
-from learner.run.pass_rates import mean_pass_at, pass_at, pass_rates, rates_of_sets
+from learner.run.pass_rates import mean_pass_at, pass_rates, rates_of_sets
 
 
 @st.composite

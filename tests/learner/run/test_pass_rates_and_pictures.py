@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from learner_tools import action, episode, prompt
 from rich.console import Console
 
+from agent.estimates import wilson_interval
 from learner.run.display import Display, sparkline
-from learner.run.metrics import quantiles, wilson_interval
+from learner.run.metrics import quantiles
 from learner.run.pass_rates import EVERY_FAMILY, pass_rate_table, pass_rates
 from learner.run.plots import draw_curves, read_metrics
 

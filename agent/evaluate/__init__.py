@@ -1,0 +1,1 @@
+"""Any chat endpoint or engine on any environment: samples, figures, a report."""
