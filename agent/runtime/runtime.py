@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from agent.backoff import Unreachable, backoff_s
+from agent.doors.door import DoorFault
 from agent.engines.base import Engine, EngineFault
 from agent.engines.pool import EnginePool, Seat
 from agent.episode import Episode, EpisodeError, StopReason
@@ -91,8 +92,9 @@ class Runtime:
     async def run(self) -> None:
         """Run episodes until cancelled.
 
-        Raises `Unreachable` when store or engines stay away, `NothingWorks` when one ticket after the other fails, and
-        `ConfigError` when the environment cannot be made as configured.
+        Raises `Unreachable` when store or engines stay away, `NothingWorks` when one ticket after the other fails,
+        `ConfigError` when the environment cannot be made as configured, and `DoorFault` where one of them refuses the
+        shared key.
         """
         self.progress.start()
         try:
@@ -225,7 +227,7 @@ class Runtime:
 
 def _first_that_says_what_to_do(group: ExceptionGroup) -> Exception | None:
     """The first error of `group` if it holds nothing but errors that say what to do; None if there is a bug in it."""
-    known, bugs = group.split((Unreachable, NothingWorks, ConfigError))
+    known, bugs = group.split((Unreachable, NothingWorks, ConfigError, DoorFault))
     if bugs is not None or known is None:
         return None
     error: Exception = known
