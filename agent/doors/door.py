@@ -61,7 +61,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def opens(key: str, authorization: str) -> bool:
-    """Whether the header `authorization` shows `key`, compared in constant time. Without a key everybody may come in."""
+    """Whether the header `authorization` shows `key`, compared in constant time. Without a key everybody may enter."""
     if not key:
         return True
     scheme, _, given = authorization.partition(" ")

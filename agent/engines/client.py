@@ -69,8 +69,8 @@ class HttpEngine:
     With `keep_stale_cache` a publication leaves keys and values as the old weights made them, and what is sampled
     next reads them: nothing is computed again, but the log-probs are of no one set of weights.
 
-    `key`: the shared key (vLLM calls it the API key), "" for none; None: that of $SAO_KEY, if there is one. An engine that
-    refuses it raises `agent.doors.door.WrongKey`, which is no `EngineFault`: nothing helps but another key.
+    `key`: the shared key (vLLM calls it the API key), "" for none; None: that of $SAO_KEY, if there is one. An engine
+    that refuses it raises `agent.doors.door.WrongKey`, which is no `EngineFault`: nothing helps but another key.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The episode store over HTTP: msgpack bodies, long polls, errors as text with a status that says whose fault it is.
 
-400 the request makes no sense; 401 without the shared key; 404 no such ticket, claim, evaluation or episode; 409 refused, the text says why;
-503 the store is stopping; 507 the disk is full.
+400 the request makes no sense; 401 without the shared key; 404 no such ticket, claim, evaluation or episode;
+409 refused, the text says why; 503 the store is stopping; 507 the disk is full.
 """
 
 from __future__ import annotations
@@ -184,11 +184,19 @@ class StoreServer:
     async def _counted(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        response = await handler(request)
         resource = request.match_info.route.resource
         route = f"{request.method} {resource.canonical if resource is not None else 'unknown'}"
-        self._traffic.count(route, response.status, request.content_length or 0, response.content_length or 0)
-        return response
+        answer: web.StreamResponse | None = None
+        try:
+            answer = await handler(request)
+            return answer
+        except web.HTTPException as error:
+            answer = error
+            raise
+        finally:
+            if answer is not None:  # else its caller is gone
+                size = answer.content_length or 0
+                self._traffic.count(route, answer.status, request.content_length or 0, size)
 
     async def _lease(self, request: web.Request) -> web.Response:
         body = await _body(request, LeaseRequest)

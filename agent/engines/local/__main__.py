@@ -3,8 +3,8 @@
     python -m agent.engines.local --model PATH --port 0 --max-sequences 64 --max-context 4096
     SAO_KEY=... python -m agent.engines.local --model PATH --host 0.0.0.0 --port 8001
 
-Whoever reaches the port can change the weights. With a shared key (SAO_KEY, or --key-file) requests must show it; without
-one it listens on the loopback interface only.
+Whoever reaches the port can change the weights. With a shared key (SAO_KEY, or --key-file) requests must show it;
+without one it listens on the loopback interface only.
 """
 
 from __future__ import annotations

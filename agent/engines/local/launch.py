@@ -31,8 +31,9 @@ async def launch_local(
     """Start a `local` engine for the model folder `model`; returns the process and its URL once it listens.
 
     `key`: the shared key that it asks for, "" for none; None: that of $SAO_KEY, if there is one. It travels in the
-    child's environment. Its output is appended to `log`. It ends by itself when this process does, by SIGKILL too. Raises `EngineFault`
-    (with the end of the log) if it dies or is not ready within `ready_timeout_s`; nothing is left running then.
+    child's environment. Its output is appended to `log`. It ends by itself when this process does, by SIGKILL too.
+    Raises `EngineFault` (with the end of the log) if it dies or is not ready within `ready_timeout_s`; nothing is left
+    running then.
     End it with `stop_child`.
     """
     check_model_folder(base_of(model) or model)

@@ -107,7 +107,7 @@ class LocalServer:
     """The HTTP face of a `ModelLoop`. `app()` is an aiohttp application; the loop starts and stops with it."""
 
     def __init__(self, loop: ModelLoop, *, name: str, folder: Path | None = None, key: str = "") -> None:
-        """`folder`: where the model's tokenizer is, for requests with stop strings. `key`: asked for, if there is one."""
+        """`folder`: where the model's tokenizer is, for requests with stop strings. `key`: asked for, if not ""."""
         self._key = key
         self._engine = loop
         self._stop_strings = StopStrings(folder)

@@ -51,7 +51,8 @@ async def launch_vllm(
     command line, `devices` its CUDA_VISIBLE_DEVICES (None: this process's). All of the server's processes end when
     this one does, or the server's first: see `agent.engines.vllm.plugin`.
     `key`: as in `launch_local`; vLLM calls it its API key. It travels in VLLM_API_KEY, and covers all paths but /health
-    (see `agent.engines.vllm.door`). `returns_experts`: its answers hold which experts each token went to (`Completion.experts`).
+    (see `agent.engines.vllm.door`).
+    `returns_experts`: its answers hold which experts each token went to (`Completion.experts`).
     On a CPU the environment variable VLLM_CPU_KVCACHE_SPACE (GiB, default 1) bounds its keys and values.
     """
     python = vllm_python(environment)
