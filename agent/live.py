@@ -51,9 +51,9 @@ class LiveReport(msgspec.Struct):
     """The state of one runtime.
 
     `slots` are counted by what they do. `sampled_tokens` are all since its start `uptime_s` seconds ago, whatever
-    became of their episodes; `delivered` and `reward` are of the episodes that the store keeps. `episodes` are the oldest
-    ones, at most as many as were asked for, of `running`. `events` are those after the number that was asked for, and
-    `missed` how many of them are forgotten by now.
+    became of their episodes; `delivered` and `reward` are of the episodes that the store keeps. `episodes` are the
+    oldest ones, at most as many as were asked for, of `running`. `events` are those after the number that was asked
+    for, and `missed` how many of them are forgotten by now.
     """
 
     worker: str

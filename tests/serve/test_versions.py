@@ -36,7 +36,7 @@ async def says(api: Client) -> tuple[int, str]:
 
 async def streams_through_a_publication(server: ServerProcess, api: Client, weights: Path, number: int) -> None:
     """Case G6: streams in flight neither stop nor break, and say which versions they are of."""
-    learner = HttpEngine(server.engine)
+    learner = HttpEngine(server.engine, key=server.key)
     began = [asyncio.Event() for _ in range(4)]
 
     async def read(i: int) -> list[Any]:
@@ -81,7 +81,7 @@ async def test_versions_are_published_pinned_rolled_back_and_found_again(
             assert (number, new != old) == (1, True)
             shutil.rmtree(snapshot)  # the learner removes old ones; ours stay
 
-            learner = HttpEngine(server.engine)
+            learner = HttpEngine(server.engine, key=server.key)
             assert (await learner.health()).version == 1
             done = await learner.generate([1, 2, 3], SamplingParams(max_tokens=3))
             assert set(done.versions) == {1}
@@ -118,7 +118,7 @@ async def test_versions_are_published_pinned_rolled_back_and_found_again(
             status, answer = await api.call("POST", "/v1/versions/unpin")
             assert (status, answer["served"], answer["pinned"]) == (200, 3, False)
             assert await says(api) == (3, new)
-            learner = HttpEngine(server.engine)
+            learner = HttpEngine(server.engine, key=server.key)
             await learner.publish(4, first)
             await learner.close()
             assert await says(api) == (4, old)

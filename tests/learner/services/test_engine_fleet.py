@@ -237,7 +237,7 @@ async def test_vllm_returns_the_experts_that_the_learner_asks_for(
 
     monkeypatch.setattr("learner.services.engine_launchers.launch_vllm", launch)
     recipe = micro_recipe(tmp_path, engine={"launch": "vllm"}, learner={"routing": routing})
-    await launcher(recipe, 0, tmp_path / "log")(tmp_path, 0, 0)
+    await launcher(recipe, 0, tmp_path / "log", "")(tmp_path, 0, 0)
     assert asked[0]["returns_experts"] is returned
 
 
