@@ -35,9 +35,10 @@ class NothingRuns(ValueError):
 class _Runtime:
     """One runtime's address, and what it has said so far."""
 
-    def __init__(self, name: str, url: str) -> None:
-        self.name, self.url = name, url
+    def __init__(self, name: str, url: str, key: str) -> None:
+        self.name, self.url, self.headers = name, url.rstrip("/"), bearer(key)
         self.after = 0
+        self.last: LiveReport | None = None
         self._sampled: deque[tuple[float, int]] = deque()
 
     def rate(self, report: LiveReport) -> float:
@@ -58,21 +59,18 @@ async def follow(run: str, console: Console, *, limit: int, key_file: Path | Non
     """
     is_address = run.startswith(("http://", "https://"))
     folder = Path(run)
-    key = (
-        await asyncio.to_thread(given_key, key_file)
-        if is_address
-        else await asyncio.to_thread(found_key, folder, key_file)
-    )
     runtimes: dict[str, _Runtime] = {}
     lines: deque[str] = deque(maxlen=_SHOWN_EVENTS)
     timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
-    async with _screen(console) as live, aiohttp.ClientSession(headers=bearer(key), timeout=timeout) as session:
-        began = False
+    async with _screen(console) as live, aiohttp.ClientSession(timeout=timeout) as session:
+        began = told = False
         while True:
             found = {run: run} if is_address else await asyncio.to_thread(_addresses, folder)
             for name, url in found.items():
                 if name not in runtimes or runtimes[name].url != url:
-                    runtimes[name] = _Runtime(name, url)
+                    # Read now: a run that is only just starting makes its key before its first runtime.
+                    own = (given_key, key_file) if is_address else (found_key, folder, key_file)
+                    runtimes[name] = _Runtime(name, url, await asyncio.to_thread(*own))
             seen = []
             for runtime in [runtimes[name] for name in found]:
                 report = await _ask(session, runtime, limit)
@@ -90,6 +88,9 @@ async def follow(run: str, console: Console, *, limit: int, key_file: Path | Non
                 if not began:
                     raise NothingRuns(_NOTHING.format(run=run))
                 break
+            if not seen and not began and not told:
+                told = True
+                console.print(f"{run} is starting: no runtime of it yet", highlight=False, markup=False)
             await asyncio.sleep(EVERY_S)
     console.print(f"{run} has ended", highlight=False, markup=False)
 
@@ -121,7 +122,7 @@ def _addresses(folder: Path) -> dict[str, str]:
 
 
 def _is_trained(folder: Path) -> bool:
-    """Whether the learner that wrote its number into the run's lock is still there: between two stages no runtime is."""
+    """Whether the learner whose number is in the run's lock is still there. Between two stages no runtime is."""
     lock = folder / ".lock"
     try:
         written, process = lock.stat().st_mtime, psutil.Process(int(lock.read_text()))
@@ -131,15 +132,18 @@ def _is_trained(folder: Path) -> bool:
 
 
 async def _ask(session: aiohttp.ClientSession, runtime: _Runtime, limit: int) -> LiveReport | None:
-    """What a runtime says; None from one that is gone. Raises `WrongKey`."""
+    """What a runtime says; its last report from one that is too busy, None from one that is gone. Raises `WrongKey`."""
     query = {"limit": str(limit), "after": str(runtime.after)}
     try:
-        async with session.get(f"{runtime.url}/episodes", params=query) as answer:
+        async with session.get(f"{runtime.url}/episodes", params=query, headers=runtime.headers) as answer:
             if answer.status == 401:
                 raise wrong_key(f"the runtime at {runtime.url}")
             answer.raise_for_status()
-            return _reports.decode(await answer.read())
-    except (aiohttp.ClientError, msgspec.DecodeError, TimeoutError):
+            runtime.last = report = _reports.decode(await answer.read())
+            return report
+    except TimeoutError:
+        return None if runtime.last is None else msgspec.structs.replace(runtime.last, events=[], missed=0)
+    except (aiohttp.ClientError, msgspec.DecodeError):
         return None
 
 
