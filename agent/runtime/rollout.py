@@ -213,7 +213,7 @@ class _Rollout:
                 {
                     "sao.turn": len(self.rewards) + 1,
                     "sao.engine": self.watch.engine,
-                    "sao.policy.version": max(action.versions, default=-1),
+                    "sao.policy.version": action.versions[-1] if len(action.versions) else -1,
                     "gen_ai.usage.input_tokens": len(self.transcript),
                     "gen_ai.usage.output_tokens": len(action.token_ids),
                     "gen_ai.response.finish_reasons": (action.finish_reason,),

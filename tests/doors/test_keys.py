@@ -80,3 +80,16 @@ def test_only_the_key_itself_opens(key: str, shown: str) -> None:
     assert not opens(key, f"Bearer {key}x")
     assert opens("", shown)
     assert not os.environ.get("SAO_KEY")
+
+
+def test_an_evaluation_of_a_folder_leaves_no_run_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from learner.config import Recipe
+    from learner.services.shared_key import shared_key, with_own_key
+
+    recipe = Recipe.model_validate({"name": "x", "runs_dir": str(tmp_path / "runs"), "model": {"path": "m"}})
+    scratch = tmp_path / "scratch"
+    assert shared_key(with_own_key(recipe, scratch)) == (scratch / "key").read_text().strip()
+    assert not (tmp_path / "runs").exists()
+    monkeypatch.setenv("SAO_KEY", "from-the-environment")
+    assert shared_key(with_own_key(recipe, tmp_path / "other")) == "from-the-environment"
+    assert not (tmp_path / "other").exists()

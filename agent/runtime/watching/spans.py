@@ -41,7 +41,14 @@ class SpanNotes(Protocol):
 
 
 class _NoSpan:
+    """A block without a span, and what is noted of it. There is one for all: each turn of each episode enters it."""
+
     def set_attributes(self, attributes: Mapping[str, Any]) -> None: ...
+
+    def __enter__(self) -> SpanNotes:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 _NO_SPAN = _NoSpan()
@@ -53,14 +60,13 @@ class Spans:
     def __init__(self, tracer: Tracer | None = None) -> None:
         self._tracer = tracer
 
-    @contextlib.contextmanager
-    def open(self, name: str, attributes: Mapping[str, Any] | None = None) -> Iterator[SpanNotes]:
+    def open(
+        self, name: str, attributes: Mapping[str, Any] | None = None
+    ) -> contextlib.AbstractContextManager[SpanNotes]:
         """A span around the block, under the one that is open in this task. An exception is recorded as its error."""
         if self._tracer is None:
-            yield _NO_SPAN
-            return
-        with self._tracer.start_as_current_span(name, attributes=attributes) as span:
-            yield span
+            return _NO_SPAN
+        return self._tracer.start_as_current_span(name, attributes=attributes)
 
 
 def wanted(environment: Mapping[str, str]) -> bool:

@@ -46,17 +46,10 @@ class EpisodeWatch:
         with self._spans.open("episode", attributes) as span:
             yield span
 
-    @contextlib.contextmanager
-    def stage(self, name: Stage) -> Iterator[SpanNotes]:
+    def stage(self, name: Stage) -> contextlib.AbstractContextManager[SpanNotes]:
         """Around what is awaited."""
-        if self._entry is not None:
-            self._entry.stage(name)
-        try:
-            with self._spans.open(name) as span:
-                yield span
-        finally:
-            if self._entry is not None:
-                self._entry.stage("waiting")
+        span = self._spans.open(name)
+        return span if self._entry is None else _staged(self._entry, name, span)
 
     def grew(self, kind: str, tokens: int, text: str) -> None:
         """A segment of `tokens` tokens was appended, which reads `text`."""
@@ -77,6 +70,16 @@ class EpisodeWatch:
         """There is none, and why."""
         if self._entry is not None:
             self._entry.failed(why)
+
+
+@contextlib.contextmanager
+def _staged(entry: Entry, name: Stage, span: contextlib.AbstractContextManager[SpanNotes]) -> Iterator[SpanNotes]:
+    entry.stage(name)
+    try:
+        with span as notes:
+            yield notes
+    finally:
+        entry.stage("waiting")
 
 
 class Watching:

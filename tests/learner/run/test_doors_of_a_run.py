@@ -54,7 +54,7 @@ def test_a_run_is_closed_to_others_and_its_key_is_in_its_file_alone(tmp_path: Pa
             assert set(CHILDREN) <= words
             assert not [word for word in words if key in word]
             command.process.send_signal(signal.SIGINT)
-            assert command.end(within_s=200) == 0, command.said[-4000:]
+            assert command.end(within_s=200) in (0, 130), command.said[-4000:]
             live.wait(60)
         finally:
             live.kill()
