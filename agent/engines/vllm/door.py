@@ -1,7 +1,7 @@
 """A door for `vllm serve`: `--middleware agent.engines.vllm.door.Door` with VLLM_API_KEY in its environment.
 
 vLLM's own check covers the paths that sample (/v1, /inference). Those that pause an engine and change its weights are
-open in the versions seen, to everybody who reaches the port. This covers all but /health.
+open to everybody who reaches the port, in 0.32. This covers all but /health.
 It is imported in the server's environment, so it needs nothing but the standard library.
 """
 
