@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 Values = float | Mapping[Any, float]
 
@@ -47,7 +48,7 @@ def _of(figures: Iterable[Metric]) -> CollectorRegistry:
     return registry
 
 
-class _Once:
+class _Once(Collector):
     def __init__(self, figures: list[Metric]) -> None:
         self._figures = figures
 

@@ -69,8 +69,7 @@ async def follow(run: str, console: Console, *, limit: int, key_file: Path | Non
             for name, url in found.items():
                 if name not in runtimes or runtimes[name].url != url:
                     # Read now: a run that is only just starting makes its key before its first runtime.
-                    own = (given_key, key_file) if is_address else (found_key, folder, key_file)
-                    runtimes[name] = _Runtime(name, url, await asyncio.to_thread(*own))
+                    runtimes[name] = _Runtime(name, url, await asyncio.to_thread(_key, run, is_address, key_file))
             seen = []
             for runtime in [runtimes[name] for name in found]:
                 report = await _ask(session, runtime, limit)
@@ -109,6 +108,10 @@ async def _screen(console: Console) -> AsyncIterator[Live | None]:
         return
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         yield live
+
+
+def _key(run: str, is_address: bool, key_file: Path | None) -> str:
+    return given_key(key_file) if is_address else found_key(Path(run), key_file)
 
 
 def _addresses(folder: Path) -> dict[str, str]:
