@@ -21,6 +21,7 @@ from learner.run.display import Display
 from learner.run.evaluation.running import count_held_out, run_evaluation
 from learner.run.pass_rates import PassRate, pass_rate_table, rates_of_sets
 from learner.services.processes import Services
+from learner.services.shared_key import with_own_key
 from learner.sft import starting_model
 
 
@@ -40,7 +41,7 @@ async def evaluate_model(
     episodes: dict[str, list[Episode]] = {}
     with tempfile.TemporaryDirectory(prefix="evaluate-") as scratch:
         async with Services.start(
-            recipe,
+            await asyncio.to_thread(with_own_key, recipe, Path(scratch)),
             model=model,
             folder=Path(scratch),
             store_config={"tasks": 0},

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.chat.renderer import ChatRenderer
+from agent.doors.keys import given_key
 from agent.engines.base import Completion
 from agent.engines.client import HttpEngine
 from agent.episode import SamplingParams
@@ -72,13 +73,16 @@ async def measure_parity(
     bounds: tuple[float, float],
     threshold: float,
     measure: Measure,
+    key: str | None = None,
 ) -> ParityReport:
     """Let the engine at `url` sample, and score its tokens with the model in the folder `model`.
+
+    `key`: see `HttpEngine`.
 
     Raises `EngineFault` if the engine does not answer, `RecipeError` if there is no model, `LearnerFault` where the
     two cannot be compared.
     """
-    engine = HttpEngine(url)
+    engine = HttpEngine(url, key=key)
     try:
         await engine.health()  # before minutes are spent on loading the model
         loaded = await asyncio.to_thread(load_policy_model, model, config)
@@ -135,6 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the trainer")
     parser.add_argument("--eps-low", type=float, default=0.3, help="the gate's lower bound (default 0.3)")
     parser.add_argument("--eps-high", type=float, default=5.0, help="the gate's upper bound (default 5)")
+    parser.add_argument("--key-file", type=Path, help="file with the engine's key; default: what is in SAO_KEY")
     given = parser.parse_args(argv)
     if given.temperature <= 0 or given.tokens < 1 or given.prompts < 1:
         parser.error("--temperature must be above 0, --tokens and --prompts at least 1")
@@ -156,6 +161,7 @@ def main(argv: list[str] | None = None) -> int:
                 bounds=bounds,
                 threshold=threshold,
                 measure=given.measure,
+                key=given_key(given.key_file),
             )
         )
         console = Console()

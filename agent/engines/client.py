@@ -16,6 +16,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from agent.doors.door import bearer
+from agent.doors.keys import given_key
 from agent.engines import adapters
 from agent.engines.base import (
     Call,
@@ -66,12 +68,22 @@ class HttpEngine:
 
     With `keep_stale_cache` a publication leaves keys and values as the old weights made them, and what is sampled
     next reads them: nothing is computed again, but the log-probs are of no one set of weights.
+
+    `key`: the shared key (vLLM calls it the API key), "" for none; None: that of $SAO_KEY, if there is one. An engine
+    that refuses it raises `agent.doors.door.WrongKey`, which is no `EngineFault`: nothing helps but another key.
     """
 
     def __init__(
-        self, url: str, *, timeout_s: float = 600.0, control_timeout_s: float = 120.0, keep_stale_cache: bool = False
+        self,
+        url: str,
+        *,
+        timeout_s: float = 600.0,
+        control_timeout_s: float = 120.0,
+        keep_stale_cache: bool = False,
+        key: str | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        self._headers = bearer(given_key() if key is None else key)
         self._keep_stale_cache = keep_stale_cache
         self._timeout_s = timeout_s
         self._control_timeout_s = control_timeout_s
@@ -336,7 +348,9 @@ class HttpEngine:
             # The runtime bounds how many generations run; a second bound here would only hide it.
             # Idle connections go before the server closes them (5 s for vLLM): a POST into one is lost.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=aiohttp.ClientTimeout(total=None), headers=self._headers
+            )
         return self._session
 
     def _decode(self, decode: Any, data: bytes, what: str) -> Any:

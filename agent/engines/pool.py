@@ -95,6 +95,10 @@ class EnginePool:
                 f"{self._patience_s:g} s ({reasons}); start one again, or raise limits.engine_patience_s"
             ) from error
 
+    def states(self) -> list[tuple[str, int, bool, int]]:
+        """Each engine: its name, how many episodes it serves, whether it is sound, and its version (-1: not known)."""
+        return [(m.name, m.load, m.sound, m.version) for m in self._members]
+
     @contextlib.asynccontextmanager
     async def seat(self) -> AsyncIterator[Seat]:
         """A place for one episode; waits for a sound engine as `ready` does."""

@@ -10,6 +10,7 @@ import math
 import msgspec
 import numpy as np
 
+from agent.doors.door import DoorFault, wrong_key
 from agent.engines.base import Completion, ContextOverflow, EngineBusy, EngineFault, EngineRefused
 from agent.episode import Experts
 from envs.retry_after import retry_after_s
@@ -59,11 +60,13 @@ class Answer(msgspec.Struct):
 answers = msgspec.json.Decoder(Answer)
 
 
-def refusal(status: int, call_name: str, content: bytes, retry_after: str | None = None) -> EngineFault:
+def refusal(status: int, call_name: str, content: bytes, retry_after: str | None = None) -> EngineFault | DoorFault:
     """The typed error of an answer with `status` >= 400. `call_name` says whose it is, and to what.
 
     `retry_after`: the header of that name.
     """
+    if status == 401:
+        return wrong_key(call_name)
     text = content.decode(errors="replace")[:2000]
     with contextlib.suppress(msgspec.DecodeError, LookupError, TypeError):  # another shape: the raw text is shown
         text = msgspec.json.decode(content)["error"]["message"]

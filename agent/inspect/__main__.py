@@ -1,26 +1,31 @@
-"""Look into a run's episodes: list and filter them, and read one token by token.
+"""Look into a run's episodes: list and filter them, read one token by token, follow those that run.
 
     python -m agent.inspect runs/tir_tiny                                  # the latest episodes
     python -m agent.inspect runs/tir_tiny --kind evaluate --reward 0       # held-out failures
     python -m agent.inspect runs/tir_tiny --answers                        # what was boxed, how often, and its reward
     python -m agent.inspect runs/tir_tiny EPISODE_ID                       # every token with its figures
     python -m agent.inspect runs/tir_tiny EPISODE_ID --html episode.html   # one page, coloured by advantage
+    python -m agent.inspect runs/tir_tiny --live                           # episodes as they grow, until the run ends
+    python -m agent.inspect http://127.0.0.1:9100 --live                   # of one runtime (its metrics_port)
 
-The run's files are opened read-only: it may be running.
+The run's files are opened read-only: it may be running. --live writes one line an event where it is not on a terminal.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from agent.doors.door import DoorFault
 from agent.episode import EpisodeError, StopReason, decode
 from agent.inspect.annotations import read_annotations
 from agent.inspect.answers import answers_table, count_answers
+from agent.inspect.following import follow
 from agent.inspect.html import episode_page
 from agent.inspect.listing import READ_AT_MOST, SORTS, list_episodes, list_table
 from agent.inspect.terminal import episode_header, token_table
@@ -35,8 +40,10 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", type=Path, help="the run's folder, or its episodes.sqlite")
+    parser.add_argument("run", help="the run's folder, or its episodes.sqlite; with --live also a runtime's address")
     parser.add_argument("episode", nargs="?", help="the episode to read; without it, episodes are listed")
+    parser.add_argument("--live", action="store_true", help="follow the episodes that run, until the run ends")
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="with --live: the run's key, if it is elsewhere")
     parser.add_argument("--kind", choices=("train", "evaluate"))
     parser.add_argument("--status", help="ready, claimed, trained, stale, dropped or evaluation")
     parser.add_argument("--reward", type=float, help="only episodes of exactly this reward")
@@ -55,8 +62,14 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
     """Command line; returns the exit status (0, or 2 with one line on what is wrong)."""
     arguments = _parser().parse_args(argv)
     console = console or Console()
-    store = arguments.run if arguments.run.suffix == ".sqlite" else arguments.run / "episodes.sqlite"
+    run = Path(arguments.run)
+    store = run if run.suffix == ".sqlite" else run / "episodes.sqlite"
     try:
+        if arguments.live:
+            if arguments.episode is not None:
+                raise ValueError("--live follows all episodes: leave the episode out")
+            asyncio.run(follow(arguments.run, console, limit=arguments.limit, key_file=arguments.key_file))
+            return 0
         with EpisodeReader(store) as reader:
             if arguments.episode is not None and arguments.answers:
                 raise ValueError("--answers is about all episodes: leave the episode out")
@@ -66,10 +79,10 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
                 _show_list(reader, arguments, console)
             else:
                 _show_episode(reader, store.parent, arguments, console)
-    except (StoreFault, EpisodeError, OSError, ValueError) as error:
+    except (StoreFault, DoorFault, EpisodeError, OSError, ValueError) as error:
         print(f"agent.inspect: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
+    except (BrokenPipeError, KeyboardInterrupt):
         return 0
     return 0
 

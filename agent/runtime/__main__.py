@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -18,8 +19,11 @@ from pathlib import Path
 from agent import STARTED_BY
 from agent.backoff import Unreachable
 from agent.descriptors import TooFewDescriptors, raise_limit
+from agent.doors.door import KEY_VARIABLE, DoorFault, check_host
+from agent.doors.keys import given_key
 from agent.engines.base import Engine
 from agent.runtime.settings import EXAMPLE, ConfigError, RuntimeConfig, load_config, parse_config
+from agent.runtime.watching.spans import Spans, configured_spans
 
 log = logging.getLogger("agent.runtime")
 
@@ -30,12 +34,15 @@ async def _parent_gone(pid: int) -> None:
         await asyncio.sleep(1.0)
 
 
-async def run(config: RuntimeConfig, *, exit_with_parent: bool) -> int:
+async def run(config: RuntimeConfig, *, exit_with_parent: bool, spans: Spans | None = None) -> int:
     """Run episodes until a signal, the parent's end (if asked) or an error; returns the exit status."""
     # Imported here: `--help` and a configuration error need none of it.
     from agent.chat.template import ChatTemplateError
     from agent.engines.client import HttpEngine
     from agent.runtime.runtime import NothingWorks, Runtime
+    from agent.runtime.watching.board import Board
+    from agent.runtime.watching.port import RuntimePort
+    from agent.runtime.watching.watch import Watching
     from agent.store.client import StoreClient
     from envs import make_core
 
@@ -45,19 +52,41 @@ async def run(config: RuntimeConfig, *, exit_with_parent: bool) -> int:
         print(f"agent.runtime: {error}", file=sys.stderr)
         return 2
     try:
+        key = given_key(config.key_file)
+        if config.metrics_port is not None:
+            check_host(config.metrics_host, key, "the runtime's port (metrics_host)")
+    except DoorFault as error:
+        print(f"agent.runtime: {error}", file=sys.stderr)
+        return 2
+    # What environments start, and the code of the policy in it, has no use for it.
+    os.environ.pop(KEY_VARIABLE, None)
+    try:
         renderer = await asyncio.to_thread(config.chat.load, Path(config.model))
     except ChatTemplateError as error:
         print(f"agent.runtime: `model`: {error}", file=sys.stderr)
         return 2
-    store = StoreClient(config.store, kind=None if config.tickets == "all" else config.tickets)
-    engines: dict[str, Engine] = {url: HttpEngine(url) for url in config.engines}
+    store = StoreClient(config.store, kind=None if config.tickets == "all" else config.tickets, key=key)
+    engines: dict[str, Engine] = {url: HttpEngine(url, key=key) for url in config.engines}
+    board = Board() if config.metrics_port is not None else None
     runtime = Runtime(
         config,
         store=store,
         engines=engines,
         renderer=renderer,
         make_env=lambda env: make_core(env.id, **env.kwargs),
+        watching=Watching(board, spans),
     )
+    shown = contextlib.AsyncExitStack()
+    if board is not None and config.metrics_port is not None:
+        port = RuntimePort(runtime.worker, runtime.progress, board, runtime.engines, key)
+        host, number = config.metrics_host, config.metrics_port
+        try:
+            url = await shown.enter_async_context(port.listening(host, number, config.port_file))
+        except OSError as error:
+            why = f"cannot listen on {host}:{number}: {error.strerror or error}"
+            print(f"agent.runtime: `metrics_port`: {why}; choose another one, or 0 for any free one", file=sys.stderr)
+            return 2
+        log.info("figures and episodes at %s", url)
     loop = asyncio.get_running_loop()
     running = asyncio.create_task(runtime.run(), name="runtime")
     signals = 0
@@ -87,14 +116,16 @@ async def run(config: RuntimeConfig, *, exit_with_parent: bool) -> int:
         await running
     except asyncio.CancelledError:
         return 0
-    except (Unreachable, NothingWorks, ConfigError) as error:
+    except (Unreachable, NothingWorks, ConfigError, DoorFault) as error:
         print(f"agent.runtime: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 3
+        return 2 if isinstance(error, ConfigError | DoorFault) else 3
     finally:
         if parent is not None:
             parent.cancel()
             await asyncio.wait({parent})
-        await asyncio.gather(store.close(), *(engine.close() for engine in engines.values()), return_exceptions=True)
+        await asyncio.gather(
+            shown.aclose(), store.close(), *(engine.close() for engine in engines.values()), return_exceptions=True
+        )
     return 0
 
 
@@ -122,7 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    return asyncio.run(run(config, exit_with_parent=arguments.exit_with_parent))
+    with configured_spans() as spans:
+        return asyncio.run(run(config, exit_with_parent=arguments.exit_with_parent, spans=spans))
 
 
 if __name__ == "__main__":

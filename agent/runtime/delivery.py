@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from agent.backoff import Unreachable, backoff_s
+from agent.doors.door import DoorFault
 from agent.episode import Episode
 from agent.runtime.settings import RuntimeConfig
 from agent.runtime.spool import Spool
@@ -81,7 +82,7 @@ class Delivery:
         """Give back what this worker still holds; said once, for the store may be why the runtime stops."""
         try:
             await asyncio.wait_for(self._store.release_worker(self._worker), self._limits.shutdown_s / 4)
-        except (StoreFault, TimeoutError):
+        except (StoreFault, DoorFault, TimeoutError):
             return
 
     async def _deliver_kept(self) -> None:

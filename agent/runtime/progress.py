@@ -18,9 +18,9 @@ NOT_KEPT = ("retry", "given_up", "superseded")
 class Progress:
     """Kept by the slots as they go.
 
-    `counters`: "episodes" and "action_tokens" of the episodes that the store keeps, their stop reasons by value, failed
-    tickets by kind (`FAULTS`), finished episodes that the store did not keep by its answer (`NOT_KEPT`), and
-    "store_retries".
+    `counters`: "episodes", "turns" and "action_tokens" of the episodes that the store keeps, their stop reasons by
+    value, failed tickets by kind (`FAULTS`), finished episodes that the store did not keep by its answer (`NOT_KEPT`),
+    "tickets" and "store_retries". `generate_s`, `environment_s` and `reward` are sums over the same episodes.
     """
 
     def __init__(self, slots: int) -> None:
@@ -28,8 +28,8 @@ class Progress:
         self._states = ["idle"] * slots
         self._busy_s = 0.0
         self._busy_since: dict[int, float] = {}
-        self._generate_s = self._environment_s = 0.0
-        self._reward = 0.0
+        self.generate_s = self.environment_s = 0.0
+        self.reward = 0.0
         self._started = time.monotonic()
 
     def start(self) -> None:
@@ -42,6 +42,7 @@ class Progress:
 
     def ticket_begins(self, slot: int) -> None:
         """`slot` holds a ticket from now on."""
+        self.counters["tickets"] += 1
         self._busy_since[slot] = time.monotonic()
 
     def ticket_ends(self, slot: int) -> None:
@@ -58,10 +59,20 @@ class Progress:
         if episode.stop_reason is StopReason.ABORTED:
             return
         self.counters["episodes"] += 1
+        self.counters["turns"] += len(episode.turn_rewards)
         self.counters["action_tokens"] += episode.action_tokens
-        self._generate_s += episode.timings.generate_s
-        self._environment_s += episode.timings.environment_s
-        self._reward += episode.reward
+        self.generate_s += episode.timings.generate_s
+        self.environment_s += episode.timings.environment_s
+        self.reward += episode.reward
+
+    def states(self) -> dict[str, int]:
+        """How many slots do what."""
+        return dict(Counter(self._states))
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._started
 
     def busy_share(self) -> float:
         """The share of all slots' time since the start in which they held a ticket."""
@@ -71,9 +82,9 @@ class Progress:
 
     def line(self) -> str:
         """What was done since the start, and what the slots do now."""
-        elapsed = max(1e-9, time.monotonic() - self._started)
+        elapsed = max(1e-9, self.uptime_s)
         episodes = self.counters["episodes"]
-        states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(self._states).items()))
+        states = ", ".join(f"{count} {state}" for state, count in sorted(self.states().items()))
         ends = ", ".join(f"{self.counters[r.value]} {r.value}" for r in StopReason if self.counters[r.value])
         faults = ", ".join(f"{self.counters[kind]} {kind}" for kind in FAULTS if self.counters[kind])
         lost = ", ".join(f"{self.counters[answer]} {answer}" for answer in NOT_KEPT if self.counters[answer])
@@ -81,8 +92,8 @@ class Progress:
         return (
             f"{episodes} episodes in {elapsed:.0f} s ({ends or 'none ended'}); faults: {faults or 'none'}; "
             f"{f'not kept by the store: {lost}; ' if lost else ''}"
-            f"mean reward {self._reward / max(1, episodes):.3f}; {rate:.0f} tokens/s; "
-            f"an episode spends {self._generate_s / max(1, episodes):.2f} s in the engine and "
-            f"{self._environment_s / max(1, episodes):.2f} s in the environment; busy {self.busy_share():.0%}; "
+            f"mean reward {self.reward / max(1, episodes):.3f}; {rate:.0f} tokens/s; "
+            f"an episode spends {self.generate_s / max(1, episodes):.2f} s in the engine and "
+            f"{self.environment_s / max(1, episodes):.2f} s in the environment; busy {self.busy_share():.0%}; "
             f"slots: {states}"
         )

@@ -23,6 +23,7 @@ from agent.runtime.engine_requests import Action, ActionSampler, Recover
 from agent.runtime.environment_calls import EnvironmentCalls, Outcome
 from agent.runtime.episode_clock import EpisodeClock
 from agent.runtime.settings import SamplingConfig, StageLimits
+from agent.runtime.watching.watch import EpisodeWatch
 from agent.store.protocol import Ticket
 from envs.core import AsyncEnv, EnvironmentFault, Message
 from envs.tool_calls import ToolFormat
@@ -94,6 +95,7 @@ async def rollout(
     settings: RolloutSettings,
     *,
     recover: Recover | None = None,
+    watch: EpisodeWatch | None = None,
 ) -> Episode:
     """Run one episode of `env` under the policy behind `engine`, and return it validated.
 
@@ -109,12 +111,12 @@ async def rollout(
     prompt and tokens so far (tokens that were never received are sampled again), at most
     `agent.runtime.engine_requests.REQUEST_FAULTS` times in a row. That time is not counted to the episode's wall clock.
     What an engine refuses (`EngineRefused`) is never asked again. Without `recover` the first fault is raised.
-    All clocks that an episode lives by are drawn in docs/runtime.md.
+    All clocks that an episode lives by are drawn in docs/runtime.md. `watch` is told what the episode does.
 
     Raises `EnvironmentFault`, `EngineFault` (infrastructure) or `EpisodeError` (a record nobody may train on).
     Cancelled, it aborts its request at the engine before it leaves; the environment stays its owner's to close.
     """
-    return await _Rollout(ticket, env, engine, renderer, settings, recover).run()
+    return await _Rollout(ticket, env, engine, renderer, settings, recover, watch or EpisodeWatch()).run()
 
 
 class _Rollout:
@@ -126,7 +128,9 @@ class _Rollout:
         renderer: Renderer,
         settings: RolloutSettings,
         recover: Recover | None,
+        watch: EpisodeWatch,
     ) -> None:
+        self.watch = watch
         self.ticket, self.renderer, self.settings = ticket, renderer, settings
         self.env = EnvironmentCalls(env, settings.env_id, settings.limits)
         self.task_id = ""
@@ -150,7 +154,22 @@ class _Rollout:
 
     async def run(self) -> Episode:
         self.task_id = self._asked_for()
-        opening = await self.env.reset(self.ticket.seed, self.task_id, _tool_format(self.renderer))
+        with self.watch.episode(self.ticket, self.task_id, self.settings.env_id) as span:
+            episode = await self._run()
+            span.set_attributes(
+                {
+                    "sao.episode.stop_reason": episode.stop_reason.value,
+                    "sao.episode.reward": episode.reward,
+                    "sao.episode.turns": len(episode.turn_rewards),
+                    "gen_ai.usage.output_tokens": episode.action_tokens,
+                }
+            )
+        self.watch.ended(episode)
+        return episode
+
+    async def _run(self) -> Episode:
+        with self.watch.stage("reset"):
+            opening = await self.env.reset(self.ticket.seed, self.task_id, _tool_format(self.renderer))
         tools, conversation = opening.tools, opening.messages
         prompt = await self._rendered(self.renderer.start, conversation, tools)
         self._append("prompt", prompt.token_ids, prompt.text)
@@ -158,7 +177,7 @@ class _Rollout:
             if self._room() <= 0:
                 return await self._truncate("context", "")
             most_tokens = min(self.settings.max_tokens_per_turn, self._room())
-            action = await self.sampler.sample(self.transcript, most_tokens)
+            action = await self._sample(most_tokens)
             if not action.token_ids and action.finish_reason not in ("wall_clock", "abort", "length"):
                 raise EpisodeError(f"the engine ended a turn ({action.finish_reason!r}) without a token")
             if action.finish_reason == "abort":
@@ -170,7 +189,8 @@ class _Rollout:
             if action.finish_reason == "length":
                 own_limit = len(action.token_ids) >= self.settings.max_tokens_per_turn and self._room() > 0
                 return await self._truncate("turn_tokens" if own_limit else "context", text)
-            outcome = await self.env.step(text)
+            with self.watch.stage("step"):
+                outcome = await self.env.step(text)
             ended = self._credit(outcome)
             if ended is not None:
                 return self._episode(ended)
@@ -184,6 +204,22 @@ class _Rollout:
             self._append("observation", observation.token_ids, observation.text)
             if self.clock.over:
                 return await self._truncate("wall_clock", "")
+
+    async def _sample(self, most_tokens: int) -> Action:
+        """The tokens of one turn."""
+        with self.watch.stage("generate") as span:
+            action = await self.sampler.sample(self.transcript, most_tokens)
+            span.set_attributes(
+                {
+                    "sao.turn": len(self.rewards) + 1,
+                    "sao.engine": self.watch.engine,
+                    "sao.policy.version": action.versions[-1] if len(action.versions) else -1,
+                    "gen_ai.usage.input_tokens": len(self.transcript),
+                    "gen_ai.usage.output_tokens": len(action.token_ids),
+                    "gen_ai.response.finish_reasons": (action.finish_reason,),
+                }
+            )
+        return action
 
     async def _rendered(self, render: Callable[..., Rendered], *arguments: Any) -> Rendered:
         """Render in a thread when that takes milliseconds: nothing may hold up the other episodes of the loop."""
@@ -211,6 +247,7 @@ class _Rollout:
     def _append(self, kind: Any, token_ids: Sequence[int], text: str) -> None:
         self.segments.append(Segment(kind=kind, token_ids=tuple(token_ids), text=text))
         self.transcript += token_ids
+        self.watch.grew(kind, len(token_ids), text)
 
     def _record(self, action: Action) -> str:
         """Append `action` as it was sampled, and return its text for the environment ("" if it has no token)."""
@@ -229,6 +266,7 @@ class _Rollout:
             )
         )
         self.transcript += action.token_ids
+        self.watch.grew("action", len(action.token_ids), text)
         self.rewards.append(0.0)
         return text
 
@@ -269,7 +307,9 @@ class _Rollout:
             )
         if not self.rewards:
             raise EpisodeError(f"task {self.task_id}: the episode ended ({reason}) before its first action token")
-        ended = self._credit(await self.env.truncate(reason, text))
+        with self.watch.stage("grade"):
+            outcome = await self.env.truncate(reason, text)
+        ended = self._credit(outcome)
         assert ended is not None  # `EnvironmentCalls.truncate` sees to it
         return self._episode(ended)
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from agent.backoff import Unreachable, backoff_s
+from agent.doors.door import DoorFault
 from agent.engines.base import Engine, EngineFault
 from agent.engines.pool import EnginePool, Seat
 from agent.episode import Episode, EpisodeError, StopReason
@@ -19,6 +20,7 @@ from agent.runtime.rollout import PromptTooLong, Renderer, RolloutSettings, roll
 from agent.runtime.settings import ConfigError, EnvConfig, RuntimeConfig
 from agent.runtime.slot_environments import SlotEnvironments
 from agent.runtime.tickets import TicketSource
+from agent.runtime.watching.watch import EpisodeWatch, Watching
 from agent.store.protocol import Ticket
 from envs.core import AsyncEnv, EnvironmentFault
 
@@ -64,8 +66,10 @@ class Runtime:
         engines: dict[str, Engine],
         renderer: Renderer,
         make_env: Callable[[EnvConfig], AsyncEnv],
+        watching: Watching | None = None,
     ) -> None:
         self.config = config
+        self.watching = watching or Watching()
         self.progress = Progress(config.concurrency)
         self._renderer = renderer
         self._make_env = make_env
@@ -88,11 +92,22 @@ class Runtime:
         """What has happened so far; see `agent.runtime.progress.Progress`."""
         return self.progress.counters
 
+    @property
+    def engines(self) -> EnginePool:
+        """The engines that episodes use."""
+        return self._pool
+
+    @property
+    def worker(self) -> str:
+        """What the store knows it by."""
+        return self._worker
+
     async def run(self) -> None:
         """Run episodes until cancelled.
 
-        Raises `Unreachable` when store or engines stay away, `NothingWorks` when one ticket after the other fails, and
-        `ConfigError` when the environment cannot be made as configured.
+        Raises `Unreachable` when store or engines stay away, `NothingWorks` when one ticket after the other fails,
+        `ConfigError` when the environment cannot be made as configured, and `DoorFault` where one of them refuses the
+        shared key.
         """
         self.progress.start()
         try:
@@ -123,7 +138,8 @@ class Runtime:
                 ticket = await self._tickets.next()
                 self.progress.ticket_begins(index)
                 try:
-                    clean = await self._run_ticket(index, ticket, envs)
+                    with self.watching.ticket(ticket, index) as watch:
+                        clean = await self._run_ticket(index, ticket, envs, watch)
                 finally:
                     self.progress.ticket_ends(index)
                 faults = 0 if clean else faults + 1
@@ -134,28 +150,30 @@ class Runtime:
             self.progress.state(index, "closed")
             await envs.close(limits.shutdown_s / 4)
 
-    async def _run_ticket(self, index: int, ticket: Ticket, envs: SlotEnvironments) -> bool:
+    async def _run_ticket(self, index: int, ticket: Ticket, envs: SlotEnvironments, watch: EpisodeWatch) -> bool:
         """One ticket to its end: delivered (True) or failed (False)."""
         self.progress.state(index, "running")
         key = (ticket.kind, ticket.environment)
         try:
             assignment = assignment_of(self.config, ticket)
             async with self._pool.seat() as seat:
+                watch.sits(lambda: seat.name)
                 await self._await_pinned_version(ticket, seat)
                 env = await envs.get(key, assignment.env)
                 settings = self._settings(assignment)
-                episode = await rollout(ticket, env, seat, self._renderer, settings, recover=seat.move)
+                episode = await rollout(ticket, env, seat, self._renderer, settings, recover=seat.move, watch=watch)
                 _check_pinned_version(ticket, episode)
         except EngineFault as fault:
-            return await self._fail(ticket, "engine", fault)
+            return await self._fail(ticket, "engine", fault, watch)
         except EnvironmentFault as fault:
             await envs.discard(key, self.config.limits.shutdown_s / 4)
-            return await self._fail(ticket, "environment", fault)
+            return await self._fail(ticket, "environment", fault, watch)
         except (PromptTooLong, UnknownEnvironment) as error:
-            return await self._fail(ticket, "rejected", error, retry=False)
+            return await self._fail(ticket, "rejected", error, watch, retry=False)
         except EpisodeError as error:
-            return await self._fail(ticket, "rejected", error)
+            return await self._fail(ticket, "rejected", error, watch)
         self.progress.state(index, "delivering")
+        watch.delivering()
         return await self._deliver(episode)
 
     def _settings(self, assignment: Assignment) -> RolloutSettings:
@@ -185,9 +203,12 @@ class Runtime:
             if version > ticket.pinned_version or time.monotonic() > deadline:
                 raise EpisodeError(f"evaluation is pinned to version {ticket.pinned_version}, the engine has {version}")
 
-    async def _fail(self, ticket: Ticket, kind: str, error: Exception, *, retry: bool = True) -> bool:
+    async def _fail(
+        self, ticket: Ticket, kind: str, error: Exception, watch: EpisodeWatch, *, retry: bool = True
+    ) -> bool:
         """Give the ticket's capacity back. The store decides whether it has attempts left."""
         reason = f"{kind}: {error}"
+        watch.failed(reason)
         ending = await self._delivery.failure(ticket, reason, retry=retry)
         log.warning("ticket %s, attempt %d, %s: %s", ticket.id, ticket.attempt, ending.outcome, reason)
         return self._failed(kind, reason)
@@ -225,7 +246,7 @@ class Runtime:
 
 def _first_that_says_what_to_do(group: ExceptionGroup) -> Exception | None:
     """The first error of `group` if it holds nothing but errors that say what to do; None if there is a bug in it."""
-    known, bugs = group.split((Unreachable, NothingWorks, ConfigError))
+    known, bugs = group.split((Unreachable, NothingWorks, ConfigError, DoorFault))
     if bugs is not None or known is None:
         return None
     error: Exception = known

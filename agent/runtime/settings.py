@@ -126,6 +126,14 @@ class RuntimeConfig(_Frozen):
     faults_in_a_row: int | None = Field(default=None, ge=1)
     """The runtime stops when more tickets than this fail one after the other; None: 50, or 3 for each slot if more."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    key_file: Path | None = None
+    """File with the key that store and engines ask for; None: what is in SAO_KEY, if anything is."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of `/metrics` and `/episodes` (0: any free one); None: no port. It asks for the key too."""
+    metrics_host: str = "127.0.0.1"
+    """The interface of that port; beyond this machine a key is needed."""
+    port_file: Path | None = None
+    """That port is written there once it answers."""
 
     @field_validator("engines", mode="before")
     @classmethod
@@ -163,6 +171,8 @@ max_tokens_per_turn: 1024
 limits: {reset_s: 60, step_s: 120, generate_s: 600, put_s: 30, episode_s: 3600, shutdown_s: 10, store_patience_s: 120}
 worker: laptop-0
 spool: runs/tir_tiny/undelivered      # finished episodes that the store could not take before the runtime left
+key_file: runs/tir_tiny/key           # the key of store and engines, where they ask for one; without it: $SAO_KEY
+metrics_port: 9100                    # /metrics for Prometheus, /episodes for python -m agent.inspect --live
 """
 
 

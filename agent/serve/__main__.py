@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agent.chat.template import ChatTemplateError
 from agent.child_processes import announce_port
+from agent.doors.door import DoorFault
 from agent.engines.base import EngineFault
 from agent.serve.config import ServeError, ServeRecipe, load_recipe
 from agent.serve.server import Server
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         recipe = load_recipe(arguments.recipe, arguments.overrides)
         return asyncio.run(_serve(recipe, arguments))
-    except (ServeError, EngineFault, StoreFault, ChatTemplateError) as error:
+    except (ServeError, DoorFault, EngineFault, StoreFault, ChatTemplateError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -15,8 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from agent.chat.settings import ChatConfig
 from agent.configuration_errors import wrong_keys
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
 
 class ServeError(ValueError):
     """A server that cannot be started; the message names the key or the file and says what to do."""
@@ -124,6 +122,7 @@ class ServeRecipe(_Foreign):
 
     name: str
     runs_dir: Path = Path("runs")
+    key_file: Path | None = None
     seed: int = 0
     model: _Model = _Model()
     engine: _Engine = _Engine()

@@ -14,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
+from agent.doors.keys import run_key
 from agent.engines.base import EngineFault
 from agent.engines.client import HttpEngine
 from agent.serve.api.app import Parts, PublicApi
@@ -59,13 +60,17 @@ class Server:
         self.store_url = ""
         self.learner: LearnerChild | None = None
         self._engine_child: EngineChild | None = None
+        self._key = ""
 
     @classmethod
     @contextlib.asynccontextmanager
     async def running(
         cls, recipe: ServeRecipe, source: Path, overrides: list[str], *, learn: bool
     ) -> AsyncIterator[Server]:
-        """Start everything; it serves when the block begins. Raises `ServeError`, `EngineFault` or `StoreFault`."""
+        """Start everything; it serves when the block begins.
+
+        Raises `ServeError`, `DoorFault`, `EngineFault` or `StoreFault`.
+        """
         server = cls(recipe)
         async with contextlib.AsyncExitStack() as stack:
             await server._start(stack, source, overrides, learn=learn)
@@ -76,6 +81,7 @@ class Server:
     ) -> None:
         recipe, config = self.recipe, self.recipe.serve
         keys, metrics = Keys.read(config), Metrics()
+        self._key = await asyncio.to_thread(run_key, recipe.run_dir, recipe.key_file)
         model = recipe.model_folder(str(source))
         renderer = await asyncio.to_thread(recipe.runtime.chat.load, model)
         recipe.folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +135,7 @@ class Server:
             engine_fault=lambda: self._engine_child.fault if self._engine_child is not None else "",
         )
         api = PublicApi(parts)
-        proxy = EngineProxy(versions, lambda: engine.url, timeout_s=config.generate_s)
+        proxy = EngineProxy(versions, lambda: engine.url, timeout_s=config.generate_s, key=self._key)
         self.engine_proxy_url = await _listen(stack, proxy.application(), "127.0.0.1", 0)
         await self._background(stack, delivery.run())
         await self._background(stack, self._watch(parts, api))
@@ -142,6 +148,7 @@ class Server:
                 first_backoff_s=config.learner_backoff_s,
                 settled_s=config.learner_settled_s,
                 pinned=lambda: versions.pinned,
+                key=self._key,
             )
             await self._background(stack, self.learner.run())
         self.url = await _listen(stack, api.application(), config.host, config.port)
@@ -149,11 +156,11 @@ class Server:
     async def _open_store(self, stack: contextlib.AsyncExitStack) -> StoreClient:
         self.store_url = self.recipe.store.url or ""
         if not self.store_url:
-            child = StoreChild(self.recipe)
+            child = StoreChild(self.recipe, self._key)
             self.store_url = await child.start()
             stack.push_async_callback(child.close)
             await self._background(stack, child.keep())
-        store = StoreClient(self.store_url)
+        store = StoreClient(self.store_url, key=self._key)
         stack.push_async_callback(store.close)
         return store
 
@@ -161,10 +168,10 @@ class Server:
         """The engine, serving what `versions` says."""
         urls = self.recipe.engine.urls
         if not urls:
-            self._engine_child = EngineChild(self.recipe, versions.weights)
+            self._engine_child = EngineChild(self.recipe, versions.weights, self._key)
             urls = (await self._engine_child.start(),)
             stack.push_async_callback(self._engine_child.close)
-        engine = HttpEngine(urls[0], timeout_s=self.recipe.serve.generate_s)
+        engine = HttpEngine(urls[0], timeout_s=self.recipe.serve.generate_s, key=self._key)
         stack.push_async_callback(engine.close)
         await versions.align(engine)
         if self._engine_child is not None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agent.doors.door import DoorFault
 from agent.engines.base import EngineFault
 from agent.episode import EpisodeError, encode
 from agent.solve.arguments import SWE_BENCH, Request, WrongArgument, environment_kwargs
@@ -39,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("task", metavar="TASK_ID", nargs="?", help="for SWE-bench the instance's id")
     command.add_argument("--engine", required=True, metavar="URL", help="a rollout engine that runs")
     command.add_argument("--model", type=Path, required=True, help="folder of its tokenizer and chat template")
+    command.add_argument("--key-file", type=Path, metavar="FILE", help="the engine's key; default: what is in SAO_KEY")
     command.add_argument(
         "--env", default=SWE_BENCH, metavar="ID", help=f"{', '.join(sorted(ENVIRONMENTS))} (default: {SWE_BENCH})"
     )
@@ -75,6 +77,7 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
             task_id=options.task,
             engine=options.engine,
             model=options.model,
+            key_file=options.key_file,
             seed=options.seed,
             temperature=options.temperature,
             max_context_tokens=options.max_context_tokens,
@@ -84,7 +87,7 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
         if options.out is not None:
             options.out.write_bytes(encode(episode))
             console.print(f"episode {episode.id} written to {options.out}", highlight=False, markup=False)
-    except (WrongArgument, OSError) as error:
+    except (WrongArgument, DoorFault, OSError) as error:
         return _complain(error, 2)
     except (EngineFault, EnvironmentFault, EpisodeError) as error:
         return _complain(error, 3)

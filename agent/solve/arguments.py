@@ -42,6 +42,7 @@ class Request:
     temperature: float
     max_context_tokens: int | None
     max_tokens_per_turn: int
+    key_file: Path | None = None
 
 
 def environment_kwargs(options: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agent.chat.renderer import ChatRenderer
 from agent.chat.template import ChatTemplateError
+from agent.doors.keys import given_key
 from agent.engines.client import HttpEngine
 from agent.episode import Episode
 from agent.runtime.rollout import rollout
@@ -18,12 +19,15 @@ from envs import AsyncEnv, make_core
 
 
 async def watch(request: Request, trace: Trace) -> Episode:
-    """Run the episode and show it. Raises `WrongArgument`, `EngineFault`, `EnvironmentFault` or `EpisodeError`."""
+    """Run the episode and show it.
+
+    Raises `WrongArgument`, `DoorFault`, `EngineFault`, `EnvironmentFault` or `EpisodeError`.
+    """
     env = await asyncio.to_thread(make_env, request)
     task_ids = env.task_ids
     task_index = choose_task(request, task_ids)
     renderer = await asyncio.to_thread(make_renderer, request.model)
-    engine = TracedEngine(HttpEngine(request.engine, control_timeout_s=30.0))
+    engine = TracedEngine(HttpEngine(request.engine, control_timeout_s=30.0, key=given_key(request.key_file)))
     traced = TracedEnv(env, engine, trace)
     ticket = Ticket(
         id=f"solve-{secrets.token_hex(4)}", kind="evaluate", task_index=task_index, epoch=0, seed=request.seed or 0

@@ -15,6 +15,8 @@ import yaml
 
 from agent.configuration_errors import wrong_keys
 from agent.descriptors import raise_limit
+from agent.doors.door import DoorFault, check_host
+from agent.doors.keys import given_key
 from agent.store.config import StoreConfig, read_config
 from agent.store.ledger import Ledger
 from agent.store.protocol import StoreFault
@@ -27,11 +29,13 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m agent.store",
         description="The episode store: one SQLite file behind HTTP. It prints its address once it answers.",
         epilog=f"{textwrap.fill('keys (see agent/store/config.py): ' + ', '.join(StoreConfig.model_fields), 78)}\n\n"
-        "example: python -m agent.store --path runs/x/episodes.sqlite --port 8700 tasks=400 batch=16",
+        "example: python -m agent.store --path runs/x/episodes.sqlite --port 8700 tasks=400 batch=16\n"
+        "         SAO_KEY=... python -m agent.store --path runs/x/episodes.sqlite --host 0.0.0.0 --port 8700 tasks=400",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--path", required=True, type=Path, help="the SQLite file; made if it is not there")
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", default="127.0.0.1", help="beyond this machine a shared key is needed")
+    parser.add_argument("--key-file", type=Path, help="file with the shared key; default: what is in SAO_KEY")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--port-file", type=Path, help="the port is written there once the store answers")
     parser.add_argument("--config", type=Path, help="YAML file with the keys of StoreConfig")
@@ -41,11 +45,13 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s store %(levelname)s %(message)s")
     raise_limit(0, "the store")
     try:
+        key = given_key(arguments.key_file)
+        check_host(arguments.host, key, "the episode store")
         ledger = Ledger(arguments.path, read_config(arguments.config, arguments.overrides))
     except pydantic.ValidationError as error:
         print(f"episode store: {wrong_keys(error)}; see --help for the keys", file=sys.stderr)
         return 2
-    except (StoreFault, OSError, yaml.YAMLError) as error:
+    except (StoreFault, DoorFault, OSError, yaml.YAMLError) as error:
         print(f"episode store: {error}", file=sys.stderr)
         return 2
     try:
@@ -56,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
                 arguments.port,
                 port_file=arguments.port_file,
                 exit_with_parent=arguments.exit_with_parent,
+                key=key,
             )
         )
     except (OSError, sqlite3.Error) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from agent.store import rules
@@ -10,6 +11,8 @@ from agent.store.tables import Tables
 
 REFERENCE = 512
 """How many finished units order "quota" takes as the distribution of latencies."""
+
+RECENT_LAGS = 512
 
 
 class Claims:
@@ -25,6 +28,8 @@ class Claims:
     def __init__(self, tables: Tables) -> None:
         self._tables, self._config = tables, tables.config
         self._void: set[str] = set()
+        self.lags: deque[int] = deque(maxlen=RECENT_LAGS)
+        """Versions between an episode's oldest token and its claim, of the last ones that this process saw."""
 
     def take(self, claim_id: str, count: int, version: int) -> Claim | None:
         """Claim exactly `count` ready episodes for a learner at `version`, whole groups only; None: not yet.
@@ -71,7 +76,12 @@ class Claims:
             "INSERT INTO claim_members SELECT claim, id FROM episodes WHERE claim = ?", (claim_id,)
         )
         self._tables.count("claims")
-        return self._read(claim_id)
+        claim = self._read(claim_id)
+        lags = [int(facts["lag"]) for facts in claim.facts]
+        self.lags.extend(lags)
+        self._tables.count("claimed", len(lags))
+        self._tables.count("claimed_lag", sum(lags))
+        return claim
 
     def prepare(self, version: int) -> int:
         """Free the slots that a claim at `version` frees even if it then waits; how many episodes those are."""

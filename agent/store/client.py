@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeVar
 import aiohttp
 import msgspec
 
+from agent.doors.door import WrongKey, bearer, wrong_key
+from agent.doors.keys import given_key
 from agent.episode import Episode, encode
 from agent.store.protocol import (
     MSGPACK,
@@ -47,12 +49,21 @@ class StoreClient:
     From the first lease until `release_worker` or `close` a task of the client tells the store every few seconds that
     the worker is alive; a silent worker's tickets are dealt to others.
 
-    `kind`: what it leases, None: tickets of both kinds.
+    `kind`: what it leases, None: tickets of both kinds. `key`: the shared key, "" for none; None: that of $SAO_KEY, if
+    there is one. A store that refuses it raises `WrongKey`, which is no `StoreFault`: nothing helps but another key.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 60.0, kind: Literal["train", "evaluate"] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 60.0,
+        kind: Literal["train", "evaluate"] | None = None,
+        key: str | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self._kind = kind
+        self._key = given_key() if key is None else key
         self.timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
         self._workers: set[str] = set()
@@ -220,7 +231,8 @@ class StoreClient:
         if self._session is None:
             # No limit on connections: long polls would starve deliveries.
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), headers={"Accept": MSGPACK, "Content-Type": MSGPACK}
+                connector=aiohttp.TCPConnector(limit=0),
+                headers={"Accept": MSGPACK, "Content-Type": MSGPACK, **bearer(self._key)},
             )
         return self._session
 
@@ -230,7 +242,7 @@ class StoreClient:
             for worker in sorted(self._workers):
                 try:
                     await self._call("POST", "/heartbeat", None, {"worker": worker}, limit_s=HEARTBEAT_S)
-                except StoreFault as error:
+                except (StoreFault, WrongKey) as error:
                     log.warning("heartbeat of %s: %s", worker, error)
 
     async def _call(
@@ -265,6 +277,8 @@ class StoreClient:
                 f"no episode store at {self.url} ({error}): start `python -m agent.store` again on the run's file; "
                 "everything it acknowledged is there, then repeat the call"
             ) from error
+        if status == 401:
+            raise wrong_key(f"the episode store at {self.url}")
         if status != 200:
             kind = StoreFull if status == 507 else StoreFault
             text = content.decode(errors="replace") or f"{method} {path} failed"

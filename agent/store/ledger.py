@@ -112,6 +112,7 @@ class Ledger(Tables):
                 "issued_latency_s": rules.quantiles([row["latency"] for row in issued]),
                 "consumed_latency_s": rules.quantiles([row["latency"] for row in consumed]),
                 "running_age_s": rules.quantiles([now - row["issued_at"] for row in running]),
+                "consumed_lag": rules.quantiles(list(self.claims.lags)),
                 "queue_wait_s": rules.quantiles([row["wait"] for row in consumed]),
             },
         )

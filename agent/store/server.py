@@ -1,7 +1,7 @@
 """The episode store over HTTP: msgpack bodies, long polls, errors as text with a status that says whose fault it is.
 
-400 the request makes no sense; 404 no such ticket, claim, evaluation or episode; 409 refused, the text says why;
-503 the store is stopping; 507 the disk is full.
+400 the request makes no sense; 401 without the shared key; 404 no such ticket, claim, evaluation or episode;
+409 refused, the text says why; 503 the store is stopping; 507 the disk is full.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from aiohttp import web
 from agent import STARTED_BY
 from agent import episode as episodes
 from agent.child_processes import announce_port
+from agent.doors.guard import guard
+from agent.metrics_page import metrics_page
 from agent.store import reading
 from agent.store.database_thread import DatabaseThread
+from agent.store.figures import Traffic, file_bytes, store_figures
 from agent.store.ledger import Ledger
 from agent.store.protocol import (
     MSGPACK,
@@ -55,11 +58,12 @@ class StoreServer:
     """The HTTP face of one ledger.
 
     Long polls (`/lease`, `/claim`) look again whenever anything has changed, so that nobody spins; they answer
-    "none" when their time is over or the server stops.
+    "none" when their time is over or the server stops. `key`: the shared key, asked for if there is one.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, *, key: str = "") -> None:
         self.ledger = ledger
+        self._key, self._traffic = key, Traffic()
         self._thread = DatabaseThread(ledger)
         self._changed = asyncio.Event()
         self._stopping = False
@@ -67,11 +71,12 @@ class StoreServer:
 
     def application(self) -> web.Application:
         """The aiohttp application; its start-up and clean-up start and end everything else."""
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors_as_text])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[guard(self._key), self._counted, _errors_as_text])
         app.add_routes(
             [
                 web.get("/healthz", self._healthz),
                 web.get("/status", self._status),
+                web.get("/metrics", self._metrics),
                 web.post("/lease", self._lease),
                 web.post("/heartbeat", self._heartbeat),
                 web.put("/tickets/{id}/episode", self._deliver),
@@ -170,6 +175,28 @@ class StoreServer:
         if MSGPACK in request.headers.get("Accept", ""):
             return _packed(status)
         return web.Response(body=msgspec.json.encode(status), content_type="application/json")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        status, size = await self._thread.run(lambda: (self.ledger.status(), file_bytes(self.ledger.path)))
+        return metrics_page(store_figures(status, self._traffic, size))
+
+    @web.middleware
+    async def _counted(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        route = f"{request.method} {resource.canonical if resource is not None else 'unknown'}"
+        answer: web.StreamResponse | None = None
+        try:
+            answer = await handler(request)
+            return answer
+        except web.HTTPException as error:
+            answer = error
+            raise
+        finally:
+            if answer is not None:  # else its caller is gone
+                size = answer.content_length or 0
+                self._traffic.count(route, answer.status, request.content_length or 0, size)
 
     async def _lease(self, request: web.Request) -> web.Response:
         body = await _body(request, LeaseRequest)
@@ -297,16 +324,18 @@ class StoreServer:
         return _packed(await self._change(lambda: self.ledger.offers.forget(name)))
 
 
-async def serve(ledger: Ledger, host: str, port: int, *, port_file: Path | None, exit_with_parent: bool) -> None:
+async def serve(
+    ledger: Ledger, host: str, port: int, *, port_file: Path | None, exit_with_parent: bool, key: str = ""
+) -> None:
     """Serve `ledger` until SIGTERM or SIGINT (or the parent's end, if asked), and close it. Raises OSError.
 
-    `port` 0: any free one. `port_file` says which, once the store answers.
+    `port` 0: any free one. `port_file` says which, once the store answers. `key`: see `StoreServer`.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = StoreServer(ledger)
+    server = StoreServer(ledger, key=key)
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=10.0)
     await runner.setup()
     try:

@@ -25,10 +25,13 @@ class Recipe(Section):
     """Everything a run needs; the resolved recipe is saved with the run.
 
     `environments`: several training environments, mixed by weight, instead of `env`, which is then the first of them.
+    `key_file`: file with the key that store, engines and runtime share, where $SAO_KEY does not hold it; without either
+    one is made for the run (see "Doors" in docs/architecture.md).
     """
 
     name: str
     runs_dir: Path = Path("runs")
+    key_file: Path | None = None
     seed: int = 0
     model: ModelConfig
     env: EnvConfig = EnvConfig(id="sao/PythonTIR-v0")

@@ -42,6 +42,8 @@ class RuntimeSection(Section):
     """How episodes are run, in the runtime's own terms; with `launch` the runtime is a child of the learner.
 
     `python`: the interpreter that runs it, with this project installed (None: this one). OpenHands needs 3.12.
+    `metrics_port`: of its `/metrics` and `/episodes` (0: a free one, which `runtime.port` in the run's folder names;
+    None: no port), on the interface `metrics_host`. It asks for the run's key.
     """
 
     launch: bool = True
@@ -52,6 +54,8 @@ class RuntimeSection(Section):
     max_tokens_per_turn: int = Field(default=1024, ge=1)
     max_context_tokens: int = Field(default=4096, ge=2)
     limits: StageLimits = StageLimits()
+    metrics_port: int | None = Field(default=0, ge=0, le=65535)
+    metrics_host: str = "127.0.0.1"
 
 
 class StoreSection(Section):

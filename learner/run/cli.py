@@ -16,6 +16,7 @@ from rich.markup import escape
 from safetensors import SafetensorError
 
 from agent.chat.template import ChatTemplateError
+from agent.doors.door import DoorFault
 from agent.engines.base import EngineFault
 from agent.store.protocol import StoreFault
 from envs.core import EnvironmentFault
@@ -36,6 +37,7 @@ EXPECTED = (
     CheckpointError,
     FreezingError,
     LearnerFault,
+    DoorFault,
     EngineFault,
     StoreFault,
     EnvironmentFault,

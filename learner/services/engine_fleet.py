@@ -20,6 +20,7 @@ from learner.config import Recipe
 from learner.faults import LearnerFault
 from learner.services.engine_launchers import launcher
 from learner.services.engine_member import HUNG_S, RESTART_WINDOW_S, Member
+from learner.services.shared_key import shared_key
 from learner.services.weight_transfer import Carrier, Transfer, Weights
 
 log = logging.getLogger(__name__)
@@ -90,8 +91,10 @@ class Fleet:
         within `runtime.limits.engine_patience_s`.
         """
         urls = recipe.engine.urls if use_addresses else ()
+        key = await asyncio.to_thread(shared_key, recipe)
+        stale = recipe.engine.keep_stale_cache
         fleet = cls(
-            [Member(f"engine {url}", HttpEngine(url, keep_stale_cache=recipe.engine.keep_stale_cache)) for url in urls],
+            [Member(f"engine {url}", HttpEngine(url, keep_stale_cache=stale, key=key)) for url in urls],
             version=version,
             model=model,
             adopt=adopt and bool(urls),
@@ -102,7 +105,8 @@ class Fleet:
         )
         try:
             if not urls:
-                launching = [fleet._add(recipe, index, folder, first_device) for index in range(recipe.engine.count)]
+                count = recipe.engine.count
+                launching = [fleet._add(recipe, index, folder, first_device, key) for index in range(count)]
                 for outcome in await asyncio.gather(*launching, return_exceptions=True):
                     if isinstance(outcome, BaseException):
                         raise outcome
@@ -173,12 +177,12 @@ class Fleet:
         answers = await asyncio.gather(*(_ask_health(m) for m in self._members))
         return [answer for answer in answers if isinstance(answer, EngineHealth)]
 
-    async def _add(self, recipe: Recipe, index: int, folder: Path, first_device: int) -> None:
+    async def _add(self, recipe: Recipe, index: int, folder: Path, first_device: int, key: str) -> None:
         name = "engine" if recipe.engine.count == 1 else f"engine-{index}"
-        launch = launcher(recipe, first_device + index, folder / f"{name}.log")
+        launch = launcher(recipe, first_device + index, folder / f"{name}.log", key)
         version, weights = self._last_folder
         process, url = await launch(weights, version, 0)
-        client = HttpEngine(url, keep_stale_cache=recipe.engine.keep_stale_cache)
+        client = HttpEngine(url, keep_stale_cache=recipe.engine.keep_stale_cache, key=key)
         self._members.append(Member(name, client, process, launch, log=folder / f"{name}.log", served=version))
 
     async def _until_served(self, what: str) -> None:

@@ -17,11 +17,12 @@ Launch = Callable[[Path, int, int], Awaitable[tuple[Process, str]]]
 """(model folder, version, port; 0: any) -> the process and its URL."""
 
 
-def launcher(recipe: Recipe, index: int, log_file: Path) -> Launch:
-    """How the recipe starts its `index`-th engine."""
+def launcher(recipe: Recipe, index: int, log_file: Path, key: str) -> Launch:
+    """How the recipe starts its `index`-th engine, which asks for `key`."""
     section, hardware = recipe.engine, recipe.hardware
     shared: dict[str, Any] = {
         "log": log_file,
+        "key": key,
         "max_sequences": section.max_sequences,
         "max_context": section.max_context,
         "threads": section.threads,

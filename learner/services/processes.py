@@ -21,6 +21,7 @@ from agent.engines.client import HttpEngine
 from agent.store.client import StoreClient
 from learner.config import Recipe
 from learner.services.engine_fleet import Fleet
+from learner.services.shared_key import shared_key
 from learner.services.store_and_runtime import STOP_LIMIT_S, Children
 from learner.services.weight_transfer import Weights
 
@@ -93,14 +94,15 @@ class Services:
         itself. `private_engines`: start engines even if the recipe has addresses, for what must not disturb them.
         """
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        children = Children(folder)
+        key = await asyncio.to_thread(shared_key, recipe)
+        children = Children(folder, key)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(children.stop, "store", STOP_LIMIT_S)
             if recipe.store.url and not private_store:
                 url = recipe.store.url
             else:
                 url = await children.start_store(store_config)
-            services = cls(StoreClient(url), children)
+            services = cls(StoreClient(url, key=key), children)
             stack.push_async_callback(services.store.close)
             if version is None:
                 version = (await services.store.status()).version
@@ -108,7 +110,7 @@ class Services:
                     # What engines have when a run is new is of another run.
                     is_new = max(version, checkpoint_version) == 0
                     asked = () if private_engines or is_new else recipe.engine.urls
-                    served = await asyncio.gather(*map(_version_at, asked))
+                    served = await asyncio.gather(*(_version_at(address, key) for address in asked))
                     version = free_version(version, checkpoint_version, served)
             services.fleet = await stack.enter_async_context(
                 Fleet.start(
@@ -178,9 +180,9 @@ def free_version(store: int, checkpoint: int, engines: Sequence[int]) -> int:
     return store if newest == store == checkpoint else newest + 1
 
 
-async def _version_at(url: str) -> int:
+async def _version_at(url: str, key: str) -> int:
     """What the engine at `url` serves; -1 if it does not say."""
-    engine = HttpEngine(url)
+    engine = HttpEngine(url, key=key)
     try:
         async with asyncio.timeout(_ASK_LIMIT_S):
             return (await engine.health()).version

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent.child_processes import announced_port, log_tail, start_child, stop_child
+from agent.doors.door import KEY_VARIABLE
 from agent.runtime.settings import EvaluationSettings
 from learner.config import Recipe
 from learner.faults import LearnerFault
@@ -24,16 +25,16 @@ _START_LIMIT_S = 120.0
 
 
 class Children:
-    """The children by name; `folder` gets their logs, the store's port and its file.
+    """The children by name; `folder` gets their logs, their ports and the store's file. They share `key`.
 
-    children = Children(folder)
+    children = Children(folder, key)
     url = await children.start_store({"tasks": 100})
     children.check()                             # LearnerFault once one of them has ended
     await children.stop("store", STOP_LIMIT_S)
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, key: str) -> None:
+        self._folder, self._key = folder, key
         self._processes: dict[str, tuple[Process, Path]] = {}
 
     def check(self) -> None:
@@ -89,7 +90,11 @@ class Children:
             "worker": f"{recipe.name}-0" if name == "runtime" else f"{recipe.name}-{name}",
             "spool": str(self._folder / ("undelivered" if name == "runtime" else f"undelivered-{name}")),
             **section.model_dump(mode="json", exclude={"launch", "python"}),
+            "port_file": str(self._folder / f"{name}.port"),
         }
+        await asyncio.to_thread((self._folder / f"{name}.port").unlink, missing_ok=True)
+        if section.metrics_port and name != "runtime":
+            config["metrics_port"] = 0  # the one that was chosen is taken by the runtime of training
         words = ["-m", "agent.runtime", "--exit-with-parent"]
         try:
             process = await self._spawn(name, words, stdin=PIPE, python=section.python)
@@ -109,7 +114,7 @@ class Children:
 
     async def _spawn(self, name: str, words: list[str], *, stdin: int = DEVNULL, python: Path | None = None) -> Process:
         log = self._folder / f"{name}.log"
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", KEY_VARIABLE: self._key}
         process = await start_child(str(python or sys.executable), *words, log=log, env=env, stdin=stdin)
         self._processes[name] = (process, log)
         return process

@@ -8,14 +8,21 @@ import sys
 import time
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 from engine_tools import VLLM_READY_S, VLLM_TEST_S, make_model
 from vllm_tools import have_vllm
 
+from agent.child_processes import stop_child
+from agent.doors.door import WrongKey, bearer
 from agent.engines.base import EngineFault
+from agent.engines.client import HttpEngine
 from agent.engines.vllm.launch import launch_vllm
 from agent.engines.vllm.weight_receiver import check
+from agent.episode import SamplingParams
+
+KEY = "the-key-of-this-run"
 
 if have_vllm():  # or else not collected, as in conftest.py
 
@@ -56,6 +63,37 @@ if have_vllm():  # or else not collected, as in conftest.py
         while alive():
             assert time.monotonic() < deadline, alive()
             await asyncio.sleep(0.1)
+
+    @pytest.mark.vllm
+    @pytest.mark.timeout(VLLM_TEST_S)
+    @pytest.mark.xdist_group("vllm-dense")
+    async def test_vllm_is_closed_on_every_path_to_whoever_has_no_key(tmp_path: Path) -> None:
+        """Its own API key alone leaves paths open that change the weights."""
+        model, log = make_model(tmp_path / "model", "dense", 1, head_dim=32), tmp_path / "log"
+        limits = {"dtype": "float32", "ready_timeout_s": VLLM_READY_S}
+        process, url = await launch_vllm(model, version=3, log=log, key=KEY, **limits)  # type: ignore[arg-type]
+        try:
+            for key in ("", "the-key-of-another-run"):
+                async with aiohttp.ClientSession(url, headers=bearer(key)) as session:
+                    for path in ("/pause", "/update_weights", "/inference/v1/generate", "/update_weight_version"):
+                        async with session.post(path, json={}) as answer:
+                            assert answer.status == 401, path
+                    for path, status in (("/health", 200), ("/metrics", 401), ("/v1/models", 401)):
+                        async with session.get(path) as answer:
+                            assert answer.status == status, path
+                engine = HttpEngine(url, key=key)
+                with pytest.raises(WrongKey, match="SAO_KEY"):
+                    await engine.health()
+                await engine.close()
+            engine = HttpEngine(url, key=KEY)
+            assert (await engine.health()).version == 3
+            assert (await engine.generate([5, 6], SamplingParams(max_tokens=4))).token_ids
+            await engine.publish(4, model)
+            assert (await engine.health()).version == 4
+            await engine.close()
+        finally:
+            await stop_child(process)
+        assert KEY not in log.read_text()
 
     @pytest.mark.vllm
     @pytest.mark.timeout(VLLM_TEST_S)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from aiohttp import web
 
+from agent.doors.guard import guard
 from agent.engines.weight_stream import opened_buffer, unpack
 
 WAIT_S = 120.0
@@ -20,6 +21,7 @@ class ControlServer:
     """The control half of the token protocol, on a port that stays the same over `stop` and `start`."""
 
     def __init__(self) -> None:
+        self.key = ""
         self.label = "base"
         self.published: list[tuple[str, str]] = []
         self.answers: list[tuple[int, str]] = []
@@ -34,7 +36,7 @@ class ControlServer:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[guard(self.key)])
         app.router.add_get("/health", self._empty)
         app.router.add_get("/metrics", self._empty)
         app.router.add_get("/weight_info", self._info)

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from agent.doors.door import bearer
 from learner.config import TinyModelConfig
 from learner.model.tiny import write_tiny_model
 
@@ -66,6 +67,11 @@ class ServerProcess:
     @property
     def run_dir(self) -> Path:
         return self.recipe.parent / "runs" / NAME
+
+    @property
+    def key(self) -> str:
+        """What its store, its engine and the learner's way in ask for."""
+        return (self.run_dir / "key").read_text().strip()
 
     def start(self, *, within_s: float = 90.0) -> None:
         before = len(self.said)
@@ -166,7 +172,7 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def client(url: str):  # type: ignore[no-untyped-def]
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60)) as session:
+async def client(url: str, key: str = ""):  # type: ignore[no-untyped-def]
+    connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=60)
+    async with aiohttp.ClientSession(connector=connector, timeout=limit, headers=bearer(key)) as session:
         yield Client(url, session)

@@ -93,7 +93,7 @@ async def test_a_client_that_goes_away_stops_its_generation(server: ServerProces
     async with asyncio.timeout(30):
         while await running(api):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-    async with client(server.engine) as engine:
+    async with client(server.engine, server.key) as engine:
         _, page = await engine.call("GET", "/metrics")
     assert 'vllm:num_requests_running{model_name="' in page
     assert (

@@ -130,7 +130,7 @@ async def test_several_turns_stay_one_episode_that_a_new_conversation_ends(
 async def test_a_published_version_shows_at_once(watched: Watched, server: ServerProcess, parrot: Path) -> None:
     page = watched.page
     before = int(await page.locator("#version").inner_text())
-    async with client(server.engine) as engine:  # as the learner does it
+    async with client(server.engine, server.key) as engine:  # as the learner does it
         status, said = await engine.call("POST", "/update_weights", {"update_info": {"path": str(parrot)}})
         assert status == 200, said
         status, said = await engine.call("POST", "/finish_weight_update", {"weight_version": str(before + 1)})

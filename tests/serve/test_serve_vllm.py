@@ -33,7 +33,7 @@ def server(big_heads: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.skipif(not have_vllm(), reason="vLLM's environment is not here: make vllm")
 async def test_a_stream_goes_through_a_publication_on_vllm(server: ServerProcess, big_heads: tuple[Path, Path]) -> None:
     """Case G6."""
-    learner = HttpEngine(server.engine)
+    learner = HttpEngine(server.engine, key=server.key)
     async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=120) as them:
         stream = await them.chat.completions.create(
             model=NAME, messages=[{"role": "user", "content": "Hi"}], max_tokens=400, stream=True

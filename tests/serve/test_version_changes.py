@@ -158,7 +158,7 @@ class Sleeper(EngineChild):
     """Starts processes that do nothing, as an engine that does not take weights."""
 
     def __init__(self) -> None:
-        super().__init__(ServeRecipe(name="x"), lambda: (Path(), 0))
+        super().__init__(ServeRecipe(name="x"), lambda: (Path(), 0), "")
         self.started: list[asyncio.subprocess.Process] = []
 
     async def start(self) -> str:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from serve_tools import NAME, Client, ServerProcess, client, write_recipe
 
+from agent.doors.door import WrongKey
 from agent.engines.base import EngineFault, EngineRefused
 from agent.engines.client import HttpEngine
 from agent.episode import SamplingParams
@@ -36,7 +37,7 @@ async def says(api: Client) -> tuple[int, str]:
 
 async def streams_through_a_publication(server: ServerProcess, api: Client, weights: Path, number: int) -> None:
     """Case G6: streams in flight neither stop nor break, and say which versions they are of."""
-    learner = HttpEngine(server.engine)
+    learner = HttpEngine(server.engine, key=server.key)
     began = [asyncio.Event() for _ in range(4)]
 
     async def read(i: int) -> list[Any]:
@@ -62,6 +63,20 @@ async def streams_through_a_publication(server: ServerProcess, api: Client, weig
     assert any(len(chunks[-1]["policy_versions"]) == 2 for chunks in whole)
 
 
+async def closed_without_the_key(server: ServerProcess) -> None:
+    """Whoever else is on the machine cannot publish past the server."""
+    for key in ("", "the-key-of-another-run"):
+        async with client(server.engine, key) as outside:
+            for path in ("/update_weights", "/finish_weight_update", "/inference/v1/generate", "/pause"):
+                status, answer = await outside.call("POST", path, {})
+                assert status == 401
+                assert "SAO_KEY" in answer["error"]["message"]
+        stranger = HttpEngine(server.engine, key=key)
+        with pytest.raises(WrongKey):
+            await stranger.health()
+        await stranger.close()
+
+
 async def test_versions_are_published_pinned_rolled_back_and_found_again(
     models: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -75,13 +90,14 @@ async def test_versions_are_published_pinned_rolled_back_and_found_again(
     try:
         async with client(server.url) as api:
             assert (await says(api))[0] == 0
+            await closed_without_the_key(server)
             old = (await says(api))[1]
             await streams_through_a_publication(server, api, snapshot, 1)
             number, new = await says(api)
             assert (number, new != old) == (1, True)
             shutil.rmtree(snapshot)  # the learner removes old ones; ours stay
 
-            learner = HttpEngine(server.engine)
+            learner = HttpEngine(server.engine, key=server.key)
             assert (await learner.health()).version == 1
             done = await learner.generate([1, 2, 3], SamplingParams(max_tokens=3))
             assert set(done.versions) == {1}
@@ -118,7 +134,7 @@ async def test_versions_are_published_pinned_rolled_back_and_found_again(
             status, answer = await api.call("POST", "/v1/versions/unpin")
             assert (status, answer["served"], answer["pinned"]) == (200, 3, False)
             assert await says(api) == (3, new)
-            learner = HttpEngine(server.engine)
+            learner = HttpEngine(server.engine, key=server.key)
             await learner.publish(4, first)
             await learner.close()
             assert await says(api) == (4, old)

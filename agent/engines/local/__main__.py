@@ -1,9 +1,10 @@
 """The `local` engine: a small server for a transformers model, speaking the token protocol of `vllm serve`.
 
     python -m agent.engines.local --model PATH --port 0 --max-sequences 64 --max-context 4096
+    SAO_KEY=... python -m agent.engines.local --model PATH --host 0.0.0.0 --port 8001
 
-There is no authentication: the weights can be changed by whoever reaches the port, so it listens on the loopback
-interface unless told otherwise.
+Whoever reaches the port can change the weights. With a shared key (SAO_KEY, or --key-file) requests must show it;
+without one it listens on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from transformers.utils import logging as transformers_logging
 
 from agent.child_processes import announce_port
 from agent.descriptors import raise_limit
+from agent.doors.door import DoorFault, check_host
+from agent.doors.keys import given_key
 from agent.engines.local.loop import ModelLoop
 from agent.engines.local.model import ModelError, SlotModel
 from agent.engines.local.server import LocalServer
@@ -35,12 +38,18 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if options.exit_with_parent:
         _exit_with_parent()
+    try:
+        key = given_key(options.key_file)
+        check_host(options.host, key, "the local engine")
+    except DoorFault as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
     raise_limit(0, "the engine")
     torch.set_num_threads(options.threads)
     transformers_logging.disable_progress_bar()  # or every publication writes one into the log
     sys.setswitchinterval(0.0005)  # the server thread gets its turn while the model thread is in Python
     try:
-        asyncio.run(_serve(options))
+        asyncio.run(_serve(options, key))
     except (ModelError, OSError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
@@ -55,6 +64,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
     parser.add_argument("--port-file", type=Path, default=None, help="write the port here once ready")
+    parser.add_argument("--key-file", type=Path, help="file with the shared key; default: what is in SAO_KEY")
     parser.add_argument("--max-sequences", type=int, default=64, help="sequences decoded at once")
     parser.add_argument("--max-context", type=int, default=4096, help="longest prompt and completion together, tokens")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the model")
@@ -64,7 +74,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-async def _serve(options: argparse.Namespace) -> None:
+async def _serve(options: argparse.Namespace, key: str) -> None:
     """Load, listen, print the ready line, serve until SIGTERM or SIGINT."""
     model = SlotModel(
         options.model,
@@ -73,7 +83,8 @@ async def _serve(options: argparse.Namespace) -> None:
         device=options.device,
     )
     loop = ModelLoop(model, version=options.version, max_sequences=options.max_sequences)
-    server = LocalServer(loop, name=options.served_model_name or str(options.model), folder=options.model)
+    name = options.served_model_name or str(options.model)
+    server = LocalServer(loop, name=name, folder=options.model, key=key)
     # A client that goes away cancels its handler, which aborts its generation.
     runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     stop = asyncio.Event()

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from agent.child_processes import announced_port, start_child, stop_child
+from agent.doors.door import KEY_VARIABLE
 from agent.engines.adapters import base_of
 from agent.engines.base import EngineFault, check_model_folder
 
@@ -24,12 +25,15 @@ async def launch_local(
     threads: int = 1,
     port: int = 0,
     device: str = "cpu",
+    key: str | None = None,
     ready_timeout_s: float = 120.0,
 ) -> tuple[Process, str]:
     """Start a `local` engine for the model folder `model`; returns the process and its URL once it listens.
 
-    Its output is appended to `log`. It ends by itself when this process does, by SIGKILL too. Raises `EngineFault`
-    (with the end of the log) if it dies or is not ready within `ready_timeout_s`; nothing is left running then.
+    `key`: the shared key that it asks for, "" for none; None: that of $SAO_KEY, if there is one. It travels in the
+    child's environment. Its output is appended to `log`. It ends by itself when this process does, by SIGKILL too.
+    Raises `EngineFault` (with the end of the log) if it dies or is not ready within `ready_timeout_s`; nothing is left
+    running then.
     End it with `stop_child`.
     """
     check_model_folder(base_of(model) or model)
@@ -39,7 +43,7 @@ async def launch_local(
     command += ["--version", str(version), "--port", str(port), "--port-file", str(port_file), "--device", device]
     command += ["--max-sequences", str(max_sequences), "--max-context", str(max_context), "--threads", str(threads)]
     # Before torch is imported there: later, some of its thread pools have their size already.
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads), **({} if key is None else {KEY_VARIABLE: key})}
     process = await start_child(*command, log=log, env=env, stdin=PIPE)
     try:
         number = await announced_port(

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from agent.doors.guard import guard
 from agent.engines import adapters
 from agent.engines.local.loop import LoopDead, ModelLoop
 from agent.engines.local.model import ModelError
@@ -24,6 +25,7 @@ from agent.engines.local.scheduler import Generation
 from agent.engines.local.stop_strings import StopStrings
 from agent.engines.local.stream_writer import logprob_entries, stream, version_spans
 from agent.episode import SamplingParams
+from agent.metrics_page import counter, gauge, metrics_page
 
 Body = TypeVar("Body")
 _ID_PREFIX = "generate-tokens-"  # vLLM's: an abort must name a request by its prefixed id
@@ -104,8 +106,9 @@ class BadRequest(ValueError):
 class LocalServer:
     """The HTTP face of a `ModelLoop`. `app()` is an aiohttp application; the loop starts and stops with it."""
 
-    def __init__(self, loop: ModelLoop, *, name: str, folder: Path | None = None) -> None:
-        """`folder`: where the model's tokenizer is, for requests with stop strings."""
+    def __init__(self, loop: ModelLoop, *, name: str, folder: Path | None = None, key: str = "") -> None:
+        """`folder`: where the model's tokenizer is, for requests with stop strings. `key`: asked for, if not ""."""
+        self._key = key
         self._engine = loop
         self._stop_strings = StopStrings(folder)
         self._name = name
@@ -115,7 +118,7 @@ class LocalServer:
 
     def app(self) -> web.Application:
         """The aiohttp application; its start-up and clean-up start and stop the model's thread."""
-        app = web.Application(client_max_size=64 * 2**20, middlewares=[_errors])
+        app = web.Application(client_max_size=64 * 2**20, middlewares=[guard(self._key, _unauthorized), _errors])
         app.add_routes(
             [
                 web.post("/inference/v1/generate", self._generate),
@@ -276,19 +279,24 @@ class LocalServer:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         engine = self._engine
-        figures: list[tuple[str, str, float]] = [
-            ("vllm:num_requests_running", "gauge", len(engine.scheduler.running)),
-            ("vllm:num_requests_waiting", "gauge", len(engine.scheduler.waiting)),
-            ("vllm:generation_tokens_total", "counter", engine.tokens_generated),
-            ("vllm:prompt_tokens_total", "counter", engine.prompt_tokens),
-            ("vllm:prefix_cache_hits_total", "counter", engine.reused_tokens),
-            ("engine:steps_total", "counter", engine.steps),
-            ("engine:busy_seconds_total", "counter", engine.busy_s),
-            ("engine:uptime_seconds", "gauge", time.monotonic() - self._started),
-        ]
-        label = f"{{model_name={msgspec.json.encode(self._name).decode()}}}"
-        text = "".join(f"# TYPE {name} {kind}\n{name}{label} {value}\n" for name, kind, value in figures)
-        return web.Response(text=text)
+        label = "model_name"
+
+        def of(value: float) -> dict[str, float]:
+            return {self._name: value}
+
+        # Under vLLM's names, where it has one.
+        return metrics_page(
+            [
+                gauge("vllm:num_requests_running", "Sequences decoded now", of(len(engine.scheduler.running)), label),
+                gauge("vllm:num_requests_waiting", "Requests without a slot", of(len(engine.scheduler.waiting)), label),
+                counter("vllm:generation_tokens", "Tokens sampled", of(engine.tokens_generated), label),
+                counter("vllm:prompt_tokens", "Tokens read", of(engine.prompt_tokens), label),
+                counter("vllm:prefix_cache_hits", "Tokens not read again", of(engine.reused_tokens), label),
+                counter("engine:steps", "Forwards", of(engine.steps), label),
+                counter("engine:busy_seconds", "Seconds in forwards", of(engine.busy_s), label),
+                gauge("engine:uptime_seconds", "Since the start", of(time.monotonic() - self._started), label),
+            ]
+        )
 
 
 def _answer(generation: Generation, model: str, with_logprobs: bool) -> dict[str, Any]:
@@ -345,6 +353,10 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
     except LoopDead as error:
         return _error(500, str(error))
     return answer
+
+
+def _unauthorized(message: str) -> web.Response:
+    return _error(401, message)
 
 
 def _error(status: int, message: str) -> web.Response:

@@ -14,12 +14,15 @@ import aiohttp
 import psutil
 
 from agent.child_processes import log_tail, start_child, stop_child
+from agent.doors.door import KEY_VARIABLE, bearer
+from agent.doors.keys import given_key
 from agent.engines import adapters
 from agent.engines.base import EngineFault, check_model_folder
-from agent.engines.vllm import plugin
+from agent.engines.vllm import door, plugin
 
 VLLM_FOLDER = ".venv-vllm"  # what `make vllm` makes
 _POLL_S = 0.2
+_KEPT_BACK = ("PYTHONPATH", "PYTHONHOME", KEY_VARIABLE)  # of this process's environment
 
 
 async def launch_vllm(
@@ -37,6 +40,7 @@ async def launch_vllm(
     options: Sequence[str] = (),
     devices: str | None = None,
     returns_experts: bool = False,
+    key: str | None = None,
     ready_timeout_s: float = 300.0,
 ) -> tuple[Process, str]:
     """Start `vllm serve` for the model folder `model`, as `launch_local` does; end it with `stop_child`.
@@ -46,10 +50,13 @@ async def launch_vllm(
     `environment` is the virtual environment with vLLM (see `vllm_python`), `options` are further words for its
     command line, `devices` its CUDA_VISIBLE_DEVICES (None: this process's). All of the server's processes end when
     this one does, or the server's first: see `agent.engines.vllm.plugin`.
+    `key`: as in `launch_local`; vLLM calls it its API key. It travels in VLLM_API_KEY, and covers all paths but /health
+    (see `agent.engines.vllm.door`).
     `returns_experts`: its answers hold which experts each token went to (`Completion.experts`).
     On a CPU the environment variable VLLM_CPU_KVCACHE_SPACE (GiB, default 1) bounds its keys and values.
     """
     python = vllm_python(environment)
+    key = given_key() if key is None else key
     env = _environment(threads, devices)
     if (base := adapters.base_of(model)) is not None:
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
@@ -61,6 +68,9 @@ async def launch_vllm(
     if returns_experts:
         env["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the only one that keeps them
         options = ("--enable-return-routed-experts", *options)
+    if key:
+        env[door.KEY_VARIABLE] = key
+        options = ("--middleware", f"{door.Door.__module__}.{door.Door.__qualname__}", *options)
     with _reserved(port) as port:
         words = ["--host", "127.0.0.1", "--port", str(port), "--enable-scale-out"]
         words += ["--logprobs-mode", "processed_logprobs", "--dtype", dtype]
@@ -74,7 +84,7 @@ async def launch_vllm(
         )
         url = f"http://127.0.0.1:{port}"
         try:
-            await _ready(process, url, version, log, ready_timeout_s)
+            await _ready(process, url, version, log, ready_timeout_s, key)
         except BaseException:
             await stop_child(process, grace_s=0)
             raise
@@ -86,7 +96,7 @@ def _environment(threads: int, devices: str | None) -> dict[str, str]:
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the cores are shared with the learner
-        **{name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")},
+        **{name: value for name, value in os.environ.items() if name not in _KEPT_BACK},
         "OMP_NUM_THREADS": str(threads),
         "VLLM_SERVER_DEV_MODE": "1",  # the paths for pauses and weights
         "VLLM_NO_USAGE_STATS": "1",
@@ -98,10 +108,10 @@ def _environment(threads: int, devices: str | None) -> dict[str, str]:
     return env
 
 
-async def _ready(process: Process, url: str, version: int, log: Path, limit_s: float) -> None:
+async def _ready(process: Process, url: str, version: int, log: Path, limit_s: float, key: str) -> None:
     """Return once the server answers and calls its weights `version`; raises `EngineFault`."""
     try:
-        async with asyncio.timeout(limit_s), aiohttp.ClientSession(url) as session:
+        async with asyncio.timeout(limit_s), aiohttp.ClientSession(url, headers=bearer(key)) as session:
             while not await _answers(session):
                 if process.returncode is not None:
                     raise EngineFault(f"vLLM ended with code {process.returncode} at its start:\n{log_tail(log)}")

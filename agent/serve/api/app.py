@@ -14,6 +14,7 @@ from aiohttp import web
 
 from agent.engines.base import EngineFault
 from agent.engines.client import HttpEngine
+from agent.metrics_page import metrics_page
 from agent.serve.api.chat import ChatApi
 from agent.serve.api.events import EventHub, Figures
 from agent.serve.api.limits import Keys, RateLimit, body_of, caller_of
@@ -276,7 +277,7 @@ class PublicApi:
         page.learner_restarts.set(learner.restarts)
         for state, count in (await parts.thread.run(parts.journal.statuses)).items():
             page.queue.labels(state).set(count)
-        return web.Response(body=page.render(), headers={"Content-Type": page.content_type})
+        return metrics_page(page.registry)
 
 
 def _shown(metadata: dict[str, Any]) -> dict[str, Any]:

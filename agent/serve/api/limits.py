@@ -12,7 +12,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from agent.serve.config import LOOPBACK, ServeConfig, ServeError
+from agent.doors.door import is_loopback
+from agent.serve.config import ServeConfig, ServeError
 from agent.serve.errors import ApiError
 
 KEYS_VARIABLE = "SAO_SERVE_KEYS"
@@ -44,7 +45,7 @@ class Keys:
             if not colon or not name or len(key) < 8:
                 raise ServeError("bearer keys are written name:key, and a key has at least 8 characters")
             keys[key] = name
-        if not keys and config.host not in LOOPBACK:
+        if not keys and not is_loopback(config.host):
             raise ServeError(
                 f"serve.host {config.host}: beyond the loopback interface keys are needed; set serve.keys_file "
                 f"or ${KEYS_VARIABLE} (name:key)"

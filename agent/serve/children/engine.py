@@ -22,11 +22,12 @@ log = logging.getLogger(__name__)
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 
 
-async def _start_engine(recipe: ServeRecipe, model: Path, version: int) -> tuple[Process, str]:
+async def _start_engine(recipe: ServeRecipe, model: Path, version: int, key: str) -> tuple[Process, str]:
     """The recipe's engine on `model`, serving it as `version`; its process and its URL. Raises `EngineFault`."""
     section = recipe.engine
     shared: dict[str, Any] = {
         "version": version,
+        "key": key,
         "log": recipe.run_dir / "engine.log",
         "max_sequences": section.max_sequences,
         "max_context": section.max_context,
@@ -47,11 +48,12 @@ async def _start_engine(recipe: ServeRecipe, model: Path, version: int) -> tuple
 class EngineChild:
     """Owns the engine's process. Life: start ──▶ running ──dies──▶ (back-off) ──▶ running ...; `close` ends it.
 
-    `served` gives the weights' folder and number to start with; `fault` says why there is no engine, "" if there is.
+    `served` gives the weights' folder and number to start with. It asks for `key`. `fault` says why there is no engine,
+    "" if there is.
     """
 
-    def __init__(self, recipe: ServeRecipe, served: Callable[[], tuple[Path, int]]) -> None:
-        self._recipe, self._served = recipe, served
+    def __init__(self, recipe: ServeRecipe, served: Callable[[], tuple[Path, int]], key: str) -> None:
+        self._recipe, self._served, self._key = recipe, served, key
         self._process: Process | None = None
         self.url = ""
         self.fault = ""
@@ -59,7 +61,7 @@ class EngineChild:
     async def start(self) -> str:
         """Start it; its URL. Raises `EngineFault`."""
         path, number = self._served()
-        self._process, self.url = await _start_engine(self._recipe, path, number)
+        self._process, self.url = await _start_engine(self._recipe, path, number, self._key)
         return self.url
 
     async def keep(self, engine: HttpEngine, versions: Versions) -> None:

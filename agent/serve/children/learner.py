@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from agent.child_processes import log_tail, start_child, stop_child
+from agent.doors.door import KEY_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,9 @@ class LearnerChild:
         first_backoff_s: float,
         settled_s: float,
         pinned: Callable[[], bool],
+        key: str = "",
     ) -> None:
+        self._key = key
         self.state = LearnerState()
         self._command, self._output = list(command), output
         self._restarts, self._first_s, self._settled_s, self._pinned = restarts, first_backoff_s, settled_s, pinned
@@ -97,7 +100,7 @@ class LearnerChild:
         self._process = await start_child(
             *self._command,
             log=self._output,
-            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), KEY_VARIABLE: self._key},
             when_parent_dies=_WHEN_SERVER_DIES,
         )
         self.state.state = "running"

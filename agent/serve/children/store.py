@@ -10,6 +10,7 @@ import sys
 from asyncio.subprocess import Process
 
 from agent.child_processes import announced_port, start_child, stop_child
+from agent.doors.door import KEY_VARIABLE
 from agent.serve.config import ServeError, ServeRecipe
 
 log = logging.getLogger(__name__)
@@ -18,8 +19,8 @@ _START_S = 60.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 
 
-async def _start_store(recipe: ServeRecipe, port: int = 0) -> tuple[Process, str]:
-    """An episode store on the run's file that deals no training tickets; its process and its URL.
+async def _start_store(recipe: ServeRecipe, key: str, port: int = 0) -> tuple[Process, str]:
+    """An episode store on the run's file that deals no training tickets and asks for `key`; its process and its URL.
 
     Raises `ServeError`.
     """
@@ -39,7 +40,7 @@ async def _start_store(recipe: ServeRecipe, port: int = 0) -> tuple[Process, str
         *(sys.executable, "-m", "agent.store", "--path", str(folder / "episodes.sqlite"), "--exit-with-parent"),
         *("--port-file", str(port_file), "--port", str(port), *words),
         log=log,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", KEY_VARIABLE: key},
     )
     try:
         number = await announced_port(
@@ -54,15 +55,15 @@ async def _start_store(recipe: ServeRecipe, port: int = 0) -> tuple[Process, str
 class StoreChild:
     """Owns the store's process. What it has acknowledged is in its file; what it has not is still in the journal."""
 
-    def __init__(self, recipe: ServeRecipe) -> None:
-        self._recipe = recipe
+    def __init__(self, recipe: ServeRecipe, key: str) -> None:
+        self._recipe, self._key = recipe, key
         self._process: Process | None = None
         self.url = ""
 
     async def start(self) -> str:
         """Start it; its URL, which stays. Raises `ServeError`."""
         port = int(self.url.rpartition(":")[2]) if self.url else 0
-        self._process, self.url = await _start_store(self._recipe, port)
+        self._process, self.url = await _start_store(self._recipe, self._key, port)
         return self.url
 
     async def keep(self) -> None:

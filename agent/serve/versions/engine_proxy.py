@@ -1,8 +1,8 @@
 """The learner's way to the engine: the engine protocol on a loopback port of its own, with publications in our hands.
 
 To the learner this is an engine like any other: it samples, asks for health, and publishes. What it publishes goes
-through `Versions`, which keeps it, holds it while versions are pinned, or gives it to the engine. There is no
-authentication, as with the engines themselves: who reaches the port can change the weights.
+through `Versions`, which keeps it, holds it while versions are pinned, or gives it to the engine. It asks for the run's
+shared key, as the engine behind it does: who comes in can change the weights.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from agent.doors.door import bearer
+from agent.doors.guard import guard
 from agent.engines.base import EngineFault, EngineRefused
 from agent.serve.errors import ApiError, json_response
 from agent.serve.versions.publishing import Versions
@@ -38,16 +40,17 @@ class _Finish(msgspec.Struct):
 
 
 class EngineProxy:
-    """An aiohttp application that looks like `engine_url`'s engine."""
+    """An aiohttp application that looks like `engine_url`'s engine, behind the same `key`."""
 
-    def __init__(self, versions: Versions, engine_url: Callable[[], str], *, timeout_s: float) -> None:
+    def __init__(self, versions: Versions, engine_url: Callable[[], str], *, timeout_s: float, key: str) -> None:
+        self._key = key
         self._versions, self._engine_url, self._timeout_s = versions, engine_url, timeout_s
         self._session: aiohttp.ClientSession | None = None
         self._staged: Path | None = None
 
     def application(self) -> web.Application:
         """The application, for a loopback site."""
-        app = web.Application(client_max_size=64 * 2**20, middlewares=[_engine_errors])
+        app = web.Application(client_max_size=64 * 2**20, middlewares=[guard(self._key, _unauthorized), _engine_errors])
         app.add_routes([web.post(path, self._pass) for path in _PASSED_POST])
         app.add_routes([web.get(path, self._pass) for path in _PASSED_GET])
         app.add_routes([web.post(path, self._taken_here) for path in _TAKEN_HERE])
@@ -66,6 +69,7 @@ class EngineProxy:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
                 timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+                headers=bearer(self._key),
             )
         data = await request.read()
         try:
@@ -119,4 +123,12 @@ async def _engine_errors(
         status, text = error.status, str(error)
     except EngineFault as error:
         status, text = 500, str(error)
+    return _error(status, text)
+
+
+def _unauthorized(text: str) -> web.Response:
+    return _error(401, text)
+
+
+def _error(status: int, text: str) -> web.Response:
     return json_response({"error": {"message": text, "type": "engine", "param": None, "code": status}}, status)

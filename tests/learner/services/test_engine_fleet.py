@@ -15,6 +15,7 @@ from control_server import WAIT_S, ControlServer, servers, until
 from learner_tools import micro_recipe, write_micro_model
 from rich.console import Console
 
+from agent.doors.door import WrongKey
 from agent.engines.client import HttpEngine
 from agent.engines.local.launch import local_engine
 from learner.config import RecipeError, parse_recipe
@@ -42,6 +43,27 @@ async def test_external_engines_are_given_the_weights_before_anything_runs(tmp_p
         async with fleet_of(found, tmp_path) as fleet:
             await until(lambda: len(fleet.engines) == 2)
             assert [server.published for server in found] == [[("0", "start")]] * 2
+
+
+async def test_an_engine_with_another_key_is_refused_at_the_start_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that is wrong stays wrong: the patience for an engine that is away, ten minutes, would be for nothing."""
+    locked = ControlServer()
+    locked.key = "the-key-of-this-engine"
+    await locked.start()
+    try:
+        monkeypatch.delenv("SAO_KEY", raising=False)
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(WrongKey, match=rf"engine {locked.url}.*401.*SAO_KEY"):
+                async with fleet_of([locked], tmp_path, patience_s=10 * WAIT_S):
+                    pass
+        assert not locked.published
+        monkeypatch.setenv("SAO_KEY", locked.key)
+        async with fleet_of([locked], tmp_path):
+            assert locked.published == [("0", "start")]
+    finally:
+        await locked.stop()
 
 
 async def test_an_engine_that_is_down_at_the_start_is_waited_for_and_then_named(tmp_path: Path) -> None:
@@ -237,7 +259,7 @@ async def test_vllm_returns_the_experts_that_the_learner_asks_for(
 
     monkeypatch.setattr("learner.services.engine_launchers.launch_vllm", launch)
     recipe = micro_recipe(tmp_path, engine={"launch": "vllm"}, learner={"routing": routing})
-    await launcher(recipe, 0, tmp_path / "log")(tmp_path, 0, 0)
+    await launcher(recipe, 0, tmp_path / "log", "")(tmp_path, 0, 0)
     assert asked[0]["returns_experts"] is returned
 
 
