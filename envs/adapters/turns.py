@@ -24,11 +24,15 @@ MAX_TURNS = 50
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a task opens with: chat messages, OpenAI tool schemas, and the kind of task (for figures by kind)."""
+    """What a task opens with: chat messages, OpenAI tool schemas, and the kind of task (for figures by kind).
+
+    `reads_calls` False: the task reads the policy's text itself, tool calls and all.
+    """
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
     family: str = ""
+    reads_calls: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,8 @@ class TurnEnv(AsyncEnv):
         except BaseException:
             await self._end()
             raise
-        self._playing, self._tools, self._family = True, opening.tools, opening.family
+        self._playing, self._family = True, opening.family
+        self._tools = opening.tools if opening.reads_calls else []
         self.transcript = list(opening.messages)
         return text_of(opening.messages), {
             "messages": opening.messages,
@@ -167,10 +172,9 @@ class TurnEnv(AsyncEnv):
             said["tool_calls"] = [_as_openai(call, self.call_id(i)) for i, call in enumerate(calls)]
         self.transcript.append(said)
         self._calls += len(calls)
-        if parsed is not None and parsed.error is not None:
+        if parsed is not None and (mistake := parsed.error or self._unknown(calls)) is not None:
             self._malformed += 1
-            said = {"role": "tool", "content": parsed.error, "tool_call_id": self.call_id(0)}
-            reply = Reply([said])
+            reply = Reply([{"role": "tool", "content": mistake, "tool_call_id": self.call_id(0)}])
         elif calls and (due := self._over()) is not None:
             return await self._finish(0.0, due)  # nobody would read what they bring
         else:
@@ -206,6 +210,14 @@ class TurnEnv(AsyncEnv):
         if not self._playing:
             raise RuntimeError("no episode is running: reset the environment first")
 
+    def _unknown(self, calls: Sequence[ToolCall]) -> str | None:
+        """What to tell a policy that calls a tool which is not there; then none of its calls is carried out."""
+        names = [tool["function"]["name"] for tool in self._tools]
+        unknown = next((call.name for call in calls if call.name not in names), None)
+        if unknown is None:
+            return None
+        return f"There is no tool {unknown[:40]!r}; the tools are: {', '.join(names)}. Nothing was done."
+
     def _over(self) -> str | None:
         if time.monotonic() >= self._deadline:
             return "wall_clock"
@@ -217,16 +229,15 @@ def text_of(messages: Sequence[Message]) -> str:
     return "\n".join(str(message.get("content") or "") for message in messages if message["role"] != "system")
 
 
-def seed_tasks(seeds: Mapping[str, Any] | None) -> range:
-    """The seeds that are the tasks of an environment without named ones: `{start: 0, count: 1000}`, or a part of it.
+def task_range(tasks: Mapping[str, Any], count: int | None = None) -> range:
+    """Which tasks of a long row are meant: `{start: 0, count: 100}`; `start` may be left out, and `count` if given here.
 
     Raises `ArgumentError`.
     """
-    given = dict(seeds or {})
-    wanted = {"start": 0, "count": 1000, **given}
+    wanted = {"start": 0, **({} if count is None else {"count": count}), **tasks}
     sound = set(wanted) == {"start", "count"} and all(type(value) is int for value in wanted.values())
-    if not sound or wanted["count"] < 1 or wanted["start"] < 0:
-        raise ArgumentError(f"seeds: {{start: 0, count: 1000}} is how they are given, not {seeds!r}")
+    if not sound or wanted["start"] < 0 or wanted["count"] < 1:
+        raise ArgumentError(f"tasks: {{start: 0, count: 100}} is how they are given, not {dict(tasks)!r}")
     return range(wanted["start"], wanted["start"] + wanted["count"])
 
 
