@@ -230,7 +230,7 @@ def text_of(messages: Sequence[Message]) -> str:
 
 
 def task_range(tasks: Mapping[str, Any], count: int | None = None) -> range:
-    """Which tasks of a long row are meant: `{start: 0, count: 100}`; `start` may be left out, and `count` if given here.
+    """Which tasks of a long row are meant: `{start: 0, count: 100}`; `start` may be left out, `count` if given here.
 
     Raises `ArgumentError`.
     """

@@ -55,8 +55,8 @@ class ParityProbe:
 
     @classmethod
     async def build(cls, recipe: Recipe, policy: PolicyForward, *, model: Path) -> ParityProbe:
-        """Prompts are the first held-out tasks as the agent would see them; a few plain ones online, and where the runtime has
-        a Python of its own (`runtime.python`), whose environments need not open in this one.
+        """Prompts are the first held-out tasks as the agent would see them; a few plain ones online, and where the
+        runtime has a Python of its own (`runtime.python`), whose environments need not open in this one.
 
         `policy` is the trainer's own, `model` the folder with its tokenizer and chat template. Online a server stands
         between, whose operator may pin a version or go back to one at any moment.

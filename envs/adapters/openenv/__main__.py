@@ -26,10 +26,12 @@ def _add_serve(subparsers: Any) -> None:
         help="serve an environment until it is interrupted",
         description="Serve an environment over OpenEnv's protocol: its clients, GenericEnvClient for one, can play it. "
         "Whoever reaches the port may play, so it is bound to this machine unless --host says otherwise.",
-        epilog="example: python -m envs.adapters.openenv serve sao/PythonTIR-v0 --port 8811 max_turns=8",
+        epilog="example: python -m envs.adapters.openenv serve sao/PythonTIR-v0 max_turns=8 --port 8811",
     )
     parser.add_argument("id", metavar="ID", help="as in a recipe's env.id: sao/PythonTIR-v0, package.module:Class, ...")
-    parser.add_argument("arguments", nargs="*", metavar="KEY=VALUE", help="the environment's arguments, values as YAML")
+    parser.add_argument(
+        "arguments", nargs="*", metavar="KEY=VALUE", help="its arguments, values as YAML, right behind ID"
+    )
     parser.add_argument("--kwargs", metavar="FILE", type=Path, help="a YAML file with the environment's arguments")
     parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     parser.add_argument("--port", type=int, default=8000, help="0 for a free one (default: %(default)s)")

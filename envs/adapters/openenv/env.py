@@ -87,13 +87,13 @@ class OpenEnv(TurnEnv):
 
     async def _act(self, action: str, calls: Sequence[ToolCall], content: str) -> Reply:
         if not self._with_tools:
-            return self._reply(await self._step({self._action_key: action}))
+            return self._reply(await self._sent({self._action_key: action}))
         if not calls:
             return Reply(ended=True)
         messages: list[Message] = []
         reward = 0.0
         for number, call in enumerate(calls):
-            seen = await self._step({"type": "call_tool", "tool_name": call.name, "arguments": call.arguments})
+            seen = await self._sent({"type": "call_tool", "tool_name": call.name, "arguments": call.arguments})
             reward += seen.reward or 0.0
             text = _tool_text(seen.observation)
             messages.append({"role": "tool", "content": text, "tool_call_id": self.call_id(number)})
@@ -106,7 +106,7 @@ class OpenEnv(TurnEnv):
             return 0.0, self._figures  # its rewards came with its steps; it knows no truncation
         last = self.transcript[-1]
         action = str(last["content"]) if last["role"] == "assistant" else ""
-        seen = await self._step({self._action_key: action, "truncate": truncation})
+        seen = await self._sent({self._action_key: action, "truncate": truncation})
         return self._reply(seen).reward, self._figures
 
     async def _release(self) -> None:
@@ -114,7 +114,7 @@ class OpenEnv(TurnEnv):
         if session is not None:
             await session.close()
 
-    async def _step(self, action: dict[str, Any]) -> Observed:
+    async def _sent(self, action: dict[str, Any]) -> Observed:
         assert self._session is not None
         return await self._session.step(action, self.left_s(self._step_s))
 
@@ -134,7 +134,7 @@ class OpenEnv(TurnEnv):
         return Reply([], reward, ended=True, truncation=info.get("truncation"))
 
     async def _server_tools(self) -> list[dict[str, Any]]:
-        seen = await self._step({"type": "list_tools"})
+        seen = await self._sent({"type": "list_tools"})
         listed = seen.observation.get("tools")
         if not isinstance(listed, list) or not all(isinstance(tool, dict) and "name" in tool for tool in listed):
             raise EnvironmentFault(f"{self._url} lists no tools: {str(seen.observation)[:200]}; leave `tools` out")
