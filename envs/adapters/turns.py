@@ -241,6 +241,12 @@ def task_range(tasks: Mapping[str, Any], count: int | None = None) -> range:
     return range(wanted["start"], wanted["start"] + wanted["count"])
 
 
+def sendable(data: dict[str, Any]) -> dict[str, Any]:
+    """`data` with a question mark for each half of a surrogate pair: a model may write one, and servers choke on it."""
+    found: dict[str, Any] = json.loads(json.dumps(data, ensure_ascii=False).encode("utf-8", "replace"))
+    return found
+
+
 def reward_number(value: Any, what: str) -> float:
     """A finite number that something outside calls a reward. Raises `EnvironmentFault`, which names `what`."""
     if isinstance(value, bool | int | float):

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import aiohttp
 
 from envs.adapters.nemo_gym.rows import Row, load_rows, response_of
-from envs.adapters.turns import MAX_TURNS, Opening, Reply, TurnEnv, reward_number
+from envs.adapters.turns import MAX_TURNS, Opening, Reply, TurnEnv, reward_number, sendable
 from envs.arguments import ArgumentError, Count, Seconds, checked_arguments
 from envs.core import EnvironmentFault, Message
 from envs.tool_calls import ToolCall, visible_text
@@ -130,8 +130,7 @@ class NemoGym(TurnEnv):
                 asyncio.timeout(limit_s),
                 self._http.post(
                     f"{self._url}/{path}",
-                    # Half a surrogate pair, which a model may write, is no Unicode: JSON escapes it.
-                    data=json.dumps(body),
+                    data=json.dumps(sendable(body)),
                     headers={"Content-Type": "application/json"},
                     allow_redirects=False,
                 ) as response,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.adapters.openenv.wire import Observed, Session
-from envs.adapters.turns import MAX_TURNS, Opening, Reply, TurnEnv, reward_number, task_range
+from envs.adapters.turns import MAX_TURNS, Opening, Reply, TurnEnv, reward_number, sendable, task_range
 from envs.arguments import ArgumentError, Count, Seconds, checked_arguments
 from envs.core import EnvironmentFault, Message
 from envs.tool_calls import ToolCall
@@ -116,7 +116,7 @@ class OpenEnv(TurnEnv):
 
     async def _sent(self, action: dict[str, Any]) -> Observed:
         assert self._session is not None
-        return await self._session.step(action, self.left_s(self._step_s))
+        return await self._session.step(action if self._is_ours else sendable(action), self.left_s(self._step_s))
 
     def _reply(self, seen: Observed) -> Reply:
         reward = reward_number(0.0 if seen.reward is None else seen.reward, f"{self._url}: a reward")

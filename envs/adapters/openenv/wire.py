@@ -82,7 +82,6 @@ class Session:
             raise RuntimeError("connect the session first")
         try:
             async with asyncio.timeout(limit_s):
-                # Half a surrogate pair, which a model may write, is no Unicode: JSON escapes it.
                 await self._socket.send_str(json.dumps(message))
                 answer = await self._socket.receive()
         except TimeoutError as error:

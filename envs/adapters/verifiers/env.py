@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envs.adapters.turns import MAX_TURNS, Opening, Reply, TurnEnv, reward_number, task_range
+from envs.adapters.turns import MAX_TURNS, Opening, Reply, TurnEnv, reward_number, sendable, task_range
 from envs.adapters.verifiers.endpoint import Asked
 from envs.adapters.verifiers.library import Episode, Serving, acquire, load_environment, release
 from envs.arguments import ArgumentError, Count, Seconds, checked_arguments
@@ -130,7 +130,7 @@ class Verifiers(TurnEnv):
 
     def _answer(self, content: str, calls: list[dict[str, Any]], finish_reason: str) -> None:
         assert self._asked is not None
-        self._asked.say(content.encode("utf-8", "replace").decode(), calls, finish_reason)
+        self._asked.say(**sendable({"content": content, "calls": calls}), finish_reason=finish_reason)
 
 
 def _split(seen: list[Message], now: list[Message]) -> tuple[list[Message], Message | None, list[Message]]:
