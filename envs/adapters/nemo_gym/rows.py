@@ -78,7 +78,7 @@ def _opening(asked: dict[str, Any], where: str) -> list[Message]:
 def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
-    parts = content if isinstance(content, list) else [None]
+    parts: list[Any] = content if isinstance(content, list) else [None]
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
         raise RowError(f"data: {where}: a message holds something other than text")
     return "".join(part["text"] for part in parts)

@@ -147,5 +147,5 @@ def _plain(message: Message) -> Message:
         if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
             raise EnvironmentFault("a message holds something other than text, which is not supported")
         content = "\n".join(part["text"] for part in content)
-    kept = {key: message[key] for key in ("role", "tool_call_id", "tool_calls") if key in message}
+    kept: Message = {key: message[key] for key in ("role", "tool_call_id", "tool_calls") if key in message}
     return {**kept, "content": content or ""}
