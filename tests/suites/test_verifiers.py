@@ -75,11 +75,13 @@ def call(name, **arguments):
     return "<tool_call>\\n" + json.dumps({"name": name, "arguments": arguments}) + "\\n</tool_call>"
 
 async def refused(**kwargs):
+    core = make_core("envs.adapters.verifiers.env:Verifiers", path="recipes/suites/tasksets", **kwargs)
     try:
-        core = make_core("envs.adapters.verifiers.env:Verifiers", path="recipes/suites/tasksets", **kwargs)
         await core.areset(options={"task_id": core.task_ids[0]})
     except (ValueError, EnvironmentFault) as error:
         return f"{type(error).__name__}: {error}"
+    finally:
+        await core.aclose()
 
 async def main():
     told = {}

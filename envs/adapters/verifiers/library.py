@@ -80,20 +80,24 @@ class Serving:
         self._lock = asyncio.Lock()
         self._ended = asyncio.Event()
         self._holder: asyncio.Task[None] | None = None
+        self._started: asyncio.Future[None] | None = None
 
     async def ready(self) -> None:
         """Load and start, at the first call. Raises `ArgumentError` and `EnvironmentFault`."""
         async with self._lock:
-            if self._holder is not None:
-                return
-            self.env = await asyncio.to_thread(load_environment, *self._arguments)
-            started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            # A task of its own: its contexts must be left by the one that entered them.
-            self._holder = asyncio.create_task(self._hold(started))
+            if self._holder is None or self._started is None:
+                self.env = await asyncio.to_thread(load_environment, *self._arguments)
+                self._started = asyncio.get_running_loop().create_future()
+                # A task of its own: its contexts must be left by the one that entered them.
+                self._holder = asyncio.create_task(self._hold(self._started))
             try:
                 async with asyncio.timeout(START_S):
-                    await started
+                    # Shielded: one episode that is given up must not stop what the others wait for.
+                    await asyncio.shield(self._started)
             except Exception as error:
+                holder, self._holder = self._holder, None
+                holder.cancel()
+                await asyncio.gather(holder, return_exceptions=True)
                 raise EnvironmentFault(f"verifiers did not start: {error or type(error).__name__}") from error
 
     async def task(self, index: int) -> Any:
