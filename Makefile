@@ -4,10 +4,11 @@
 # make serve       install, then serve the tiny style model, learning from feedback, at http://127.0.0.1:8000
 # make vllm        an environment of its own for the vLLM server (.venv-vllm)
 # make openhands   an environment of its own for OpenHands' tools (.venv-openhands, Python 3.12)
+# make suites      environments of their own for the verifiers and OpenEnv libraries (.venv-verifiers, .venv-openenv)
 # make sandboxes   a Docker engine that answers, and the demo repositories' images
 # make browser     a Chromium for the page's tests
 # make docs        the pages and the API reference as a site, in site/ (.venv-docs)
-# make test        lint, types and the default test suite; make test-vllm and make test-openhands for the other two
+# make test        lint, types and the default test suite; make test-vllm, test-openhands and test-suites for the others
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +17,7 @@ ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: all install vllm openhands sandboxes browser docs train serve lint test test-vllm test-openhands clean
+.PHONY: all install vllm openhands suites sandboxes browser docs train serve lint test test-vllm test-openhands test-suites clean
 
 all: install vllm openhands
 
@@ -48,6 +49,14 @@ openhands: .make/openhands
 .make/openhands: envs/swe_bench/scaffolds/openhands/environment.sh constraints-openhands.txt pyproject.toml
 	@mkdir -p .make
 	sh envs/swe_bench/scaffolds/openhands/environment.sh .venv-openhands
+	@touch $@
+
+# Other projects' libraries, for tasks in their formats.
+suites: .make/suites
+
+.make/suites: envs/adapters/environments.sh constraints-verifiers.txt constraints-openenv.txt pyproject.toml
+	@mkdir -p .make
+	PYTHON=$(PYTHON) sh envs/adapters/environments.sh
 	@touch $@
 
 # An engine may have gone since the last time, so this one asks again.
@@ -86,7 +95,7 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint sandboxes browser
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not vllm and not openhands' $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not vllm and not openhands and not suites' $(ARGS)
 
 test-vllm: install vllm
 	SAO_REQUIRE_VLLM=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'vllm and not slow' tests/engines tests/learner tests/serve $(ARGS)
@@ -94,5 +103,8 @@ test-vllm: install vllm
 test-openhands: sandboxes openhands
 	SAO_REQUIRE_OPENHANDS=1 .venv-openhands/bin/python -m pytest -m openhands tests/openhands $(ARGS)
 
+test-suites: install suites
+	SAO_REQUIRE_SUITES=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m suites tests/suites $(ARGS)
+
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-openhands .venv-docs .make site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-vllm .venv-openhands .venv-verifiers .venv-openenv .venv-docs .make site .mypy_cache .pytest_cache .ruff_cache

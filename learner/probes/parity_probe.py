@@ -55,13 +55,14 @@ class ParityProbe:
 
     @classmethod
     async def build(cls, recipe: Recipe, policy: PolicyForward, *, model: Path) -> ParityProbe:
-        """Prompts are the first held-out tasks as the agent would see them; online, a few plain ones.
+        """Prompts are the first held-out tasks as the agent would see them; a few plain ones online, and where the
+        runtime has a Python of its own (`runtime.python`), whose environments need not open in this one.
 
         `policy` is the trainer's own, `model` the folder with its tokenizer and chat template. Online a server stands
         between, whose operator may pin a version or go back to one at any moment.
         """
         renderer = await asyncio.to_thread(recipe.runtime.chat.load, model)
-        if recipe.learner.online:
+        if recipe.learner.online or recipe.runtime.python is not None:
             said = [[{"role": "user", "content": text}] for text in _PLAIN_PROMPTS[:GATE_PROMPTS]]
             prompts = [list(renderer.start(messages, None).token_ids) for messages in said]
         else:

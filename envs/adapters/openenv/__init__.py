@@ -1,0 +1,1 @@
+"""OpenEnv: servers of that protocol as environments, and environments of ours served in it."""

@@ -1,0 +1,1 @@
+"""verifiers: single-agent environments of that library, with our runtime as the policy behind their model."""
