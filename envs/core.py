@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from envs.tool_calls import ToolFormat
 
@@ -27,6 +27,22 @@ class EnvironmentFault(RuntimeError):
     """The environment's own machinery failed (sandbox, grader, judge, data). The episode is void, not wrong."""
 
 
+class Model(Protocol):
+    """A language model that an environment may ask: a judge, a user simulator, another role.
+
+    What it writes belongs to the environment. It is no action, has no log-probs, and nothing is trained on it.
+    """
+
+    async def chat(
+        self, messages: Sequence[Message], *, max_tokens: int = 512, temperature: float = 1.0, stop: Sequence[str] = ()
+    ) -> str:
+        """The next message of the conversation `messages`, at most `max_tokens` tokens, without its thinking.
+
+        It ends before the first of the strings `stop`. Raises `EnvironmentFault` when there is no answer.
+        """
+        ...
+
+
 class AsyncEnv(ABC):
     """One environment, one episode at a time.
 
@@ -37,9 +53,19 @@ class AsyncEnv(ABC):
 
     `tool_format` is the form in which the policy writes tool calls (`envs.tool_calls`). Whoever runs an episode sets it
     before `areset`, from the model's chat template; an environment that reads calls reads them in this form.
+
+    An environment that asks a language model says so with a class attribute, `model: Model | None = None`. Whoever runs
+    an episode sets that too before `areset`; see `take_model`.
     """
 
     tool_format: ToolFormat = "hermes"
+
+    def take_model(self, model: Model) -> bool:
+        """Set the attribute `model`, if the class declares one; whether it does."""
+        asks = getattr(type(self), "model", self) is None
+        if asks:
+            self.model: Any = model
+        return asks
 
     @property
     @abstractmethod
