@@ -38,7 +38,7 @@ class Model(Protocol):
     ) -> str:
         """The next message of the conversation `messages`, at most `max_tokens` tokens, without its thinking.
 
-        It ends before the first of the strings `stop`. Raises `EnvironmentFault` when there is no answer.
+        It ends before the first of the strings `stop`, and may be empty. Raises `EnvironmentFault` when there is none.
         """
         ...
 

@@ -30,8 +30,8 @@ class GymnasiumCore(AsyncEnv):
     - *Text.* Observations are text and become user messages. Where `info["messages"]` holds chat messages, these are
       used instead; an observation of what a tool says is `[{"role": "tool", "content": ...}]`. Actions are the policy's
       text, calls of tools included, as the model writes them. What is observed at the end is not shown to the policy.
-    - *Tools.* `info["tools"]` of `reset`, OpenAI schemas. `envs.tool_calls.parse_action(action, tools, tool_format)` reads
-      a call; if the class has an attribute `tool_format`, it is set to the policy's own form before `reset`.
+    - *Tools.* `info["tools"]` of `reset`, OpenAI schemas. `envs.tool_calls.parse_action(action, tools, tool_format)`
+      reads a call; if the class has an attribute `tool_format`, it is set to the policy's own form before `reset`.
     - *Rewards.* The reward of a step is credited to the action before it, that of each turn to its own. Nothing is
       scaled or clipped; one that is not finite makes the episode void.
     - *Ends.* `terminated` ends an episode. So does `truncated`, for the reason in `info["truncation"]`, or "turns" (as

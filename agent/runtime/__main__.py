@@ -56,7 +56,7 @@ async def run(config: RuntimeConfig, *, exit_with_parent: bool) -> int:
         store=store,
         engines=engines,
         renderer=renderer,
-        make_env=lambda env: make_core(env.id, **env.kwargs),
+        make_env=lambda env: make_core(env.id, **env.arguments),
     )
     loop = asyncio.get_running_loop()
     running = asyncio.create_task(runtime.run(), name="runtime")

@@ -19,6 +19,7 @@ import numpy as np
 from agent.chat.template import ChatTemplateError
 from agent.engines.base import Engine
 from agent.episode import Episode, EpisodeError, Experts, Segment, StopReason, Timings, validate
+from agent.runtime.asked_engine import AskedEngine
 from agent.runtime.engine_requests import Action, ActionSampler, Recover
 from agent.runtime.environment_calls import EnvironmentCalls, Outcome
 from agent.runtime.episode_clock import EpisodeClock
@@ -147,10 +148,11 @@ class _Rollout:
             recover=recover,
             patience_s=settings.limits.engine_patience_s,
         )
+        self.asked = AskedEngine(engine, ticket, renderer, settings.limits, recover)
 
     async def run(self) -> Episode:
         self.task_id = self._asked_for()
-        opening = await self.env.reset(self.ticket.seed, self.task_id, _tool_format(self.renderer))
+        opening = await self.env.reset(self.ticket.seed, self.task_id, _tool_format(self.renderer), self.asked.model)
         tools, conversation = opening.tools, opening.messages
         prompt = await self._rendered(self.renderer.start, conversation, tools)
         self._append("prompt", prompt.token_ids, prompt.text)
@@ -301,6 +303,6 @@ class _Rollout:
                 group_id=self.ticket.group_id,
                 environment=self.settings.environment,
                 attempt=self.ticket.attempt,
-                metrics={**faults, **self.metrics, **figures},
+                metrics={**faults, **self.asked.model.figures(), **self.metrics, **figures},
             )
         )

@@ -44,15 +44,15 @@ class EndpointModel:
     async def chat(
         self, messages: Sequence[Message], *, max_tokens: int = 512, temperature: float = 1.0, stop: Sequence[str] = ()
     ) -> str:
-        """See `Model.chat`. An answer that says nothing beside its thinking is asked for again."""
+        """See `Model.chat`. An answer that was cut off in its thinking is asked for again."""
         stops = {"stop": list(stop)} if stop else {}
         return await self._endpoint.ask(messages, self._said, temperature=temperature, max_tokens=max_tokens, **stops)
 
     def _said(self, reply: Reply) -> str:
         self.tokens += reply.tokens
         text = visible_text(reply.content or "").strip()
-        if not text:
-            raise ModelFault(f"the model said nothing (it ended for {reply.finish_reason!r}); raise max_tokens")
+        if not text and reply.finish_reason == "length":
+            raise ModelFault("the model was still thinking when its max_tokens were used up: raise them")
         return text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from envs.core import AsyncEnv, EnvironmentFault, Step
 from envs.mcp_tools.server import Connection, require_sdk
-from envs.mcp_tools.settings import MCPServer, ToolSettings, read_tools
+from envs.mcp_tools.settings import ToolSettings, read_tools
 from envs.tool_calls import ToolCall, parse_calls
 from envs.wrapping import WrappedCore, with_figures
 
@@ -29,8 +29,8 @@ class WithMCPTools(WrappedCore):
         super().__init__(inner)
         self.settings = read_tools(tools)
         require_sdk()
-        self._open: dict[MCPServer, Connection] = {}
-        self._listed: dict[MCPServer, list[dict[str, Any]]] = {}
+        self._open: dict[int, Connection] = {}  # by the server's place in the settings
+        self._listed: dict[int, list[dict[str, Any]]] = {}
         self._owners: dict[str, tuple[Connection, str]] = {}
         self._tools: list[dict[str, Any]] = []
         self._begin_counts()
@@ -45,7 +45,7 @@ class WithMCPTools(WrappedCore):
         self._begin_counts()
         await self._end_servers(shared=False)
         try:
-            await asyncio.gather(*map(self._start, self.settings.mcp))
+            await self._start_servers()
             observation, info = await self.inner.areset(seed=seed, options=options)
             own = list(info.get("tools") or [])
             self._tools = [*own, *self._offered(own)]
@@ -79,12 +79,22 @@ class WithMCPTools(WrappedCore):
         finally:
             await self._end_servers(shared=True)
 
-    async def _start(self, server: MCPServer) -> None:
-        if server in self._open:
-            return
-        connection = Connection(server, start_s=self.settings.start_s, call_s=self.settings.call_s)
-        self._listed[server] = await connection.start()
-        self._open[server] = connection
+    async def _start_servers(self) -> None:
+        """Start those that do not run yet, all at once; their tools are listed then."""
+
+        async def start(index: int) -> None:
+            self._listed[index] = await self._open[index].start()
+
+        missing = [index for index in range(len(self.settings.mcp)) if index not in self._open]
+        for index in missing:
+            server, limits = self.settings.mcp[index], self.settings
+            self._open[index] = Connection(server, start_s=limits.start_s, call_s=limits.call_s)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in missing:
+                    group.create_task(start(index))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None  # the first one; the others were cancelled for it
 
     def _offered(self, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The schemas of the servers' tools under the names that the policy calls them by."""
@@ -92,7 +102,7 @@ class WithMCPTools(WrappedCore):
         taken = {str(tool["function"]["name"]) for tool in own}
         schemas = []
         for index, server in enumerate(self.settings.mcp):
-            listed = {tool["function"]["name"]: tool["function"] for tool in self._listed[server]}
+            listed = {tool["function"]["name"]: tool["function"] for tool in self._listed[index]}
             if missing := set(server.tools or ()) - set(listed):
                 raise EnvironmentFault(
                     f"tools.mcp.{index}.tools: {server.name!r} has no tool {min(missing)!r}; it has {', '.join(listed)}"
@@ -102,7 +112,7 @@ class WithMCPTools(WrappedCore):
                 if called in taken:
                     raise EnvironmentFault(f"two tools are called {called!r}: give tools.mcp.{index} a `prefix`")
                 taken.add(called)
-                self._owners[called] = (self._open[server], name)
+                self._owners[called] = (self._open[index], name)
                 schemas.append({"type": "function", "function": {**listed[name], "name": called}})
         return schemas
 
@@ -122,8 +132,8 @@ class WithMCPTools(WrappedCore):
 
     async def _end_servers(self, *, shared: bool) -> None:
         """End the episode's servers, and with `shared` all."""
-        ending = [server for server in self._open if shared or not server.shared]
-        await asyncio.gather(*(self._open.pop(server).stop() for server in ending))
+        ending = [index for index, one in self._open.items() if shared or not one.server.shared]
+        await asyncio.gather(*(self._open.pop(index).stop() for index in ending))
 
 
 def _observed(answers: list[str]) -> Step:

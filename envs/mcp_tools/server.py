@@ -87,19 +87,19 @@ class Connection:
         except MCPError as error:
             await self._ask_how_it_is()
             return Answer(str(error), failed=True)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:  # an answer that the SDK cannot read, a connection that it has lost
             raise self._fault(f"failed at {tool}: {type(error).__name__}: {error}") from error
         return Answer("\n".join(map(_text, result.content)), failed=bool(result.is_error))
 
     async def stop(self) -> None:
         """End the server, or leave it if it runs elsewhere. May be called in any state."""
-        task, self._task, self._client = self._task, None, None
+        task, opened = self._task, self._client is not None
+        self._task = self._client = None
         if task is None:
             return
         self._stopping.set()
-        await asyncio.wait({task}, timeout=STOP_S)
+        if opened:
+            await asyncio.wait({task}, timeout=STOP_S)
         if not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=STOP_S)
@@ -114,11 +114,9 @@ class Connection:
                 if not opened.done():
                     opened.set_result(tools)
                 await self._stopping.wait()
-        except asyncio.CancelledError:
-            raise
         except EnvironmentFault:
             raise
-        except BaseException as error:
+        except (Exception, BaseExceptionGroup) as error:
             raise self._fault(f"cannot be used: {_reason(error)}") from error
 
     @contextlib.asynccontextmanager
@@ -155,8 +153,6 @@ class Connection:
                 await self._client.list_tools(cache_mode="refresh")
         except TimeoutError as error:
             raise self._fault("does not answer any more") from error
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             raise self._fault(f"is gone: {_reason(error)}") from error
 
