@@ -46,10 +46,11 @@ class Model(Protocol):
 class AsyncEnv(ABC):
     """One environment, one episode at a time.
 
-    `info` of `areset` holds `messages` (chat messages that open the episode: system, user) and `tools` (OpenAI
-    tool schemas, maybe empty), `task_id` and `segment == "prompt"`. `info` of `astep` holds `messages` (what the
-    step adds after the action: tool or user messages, empty at the end), `segment == "observation"`, and after a
-    truncation `truncation`, one of `TRUNCATIONS`. The end of an episode may add figures under `metrics`.
+    `info` of `areset` holds `messages` (chat messages that open the episode: system, user) and, if there are any,
+    `tools` (OpenAI tool schemas). `info` of `astep` holds `messages` (what the step adds after the action: tool or user
+    messages, empty at the end), and after a truncation `truncation`, one of `TRUNCATIONS`. The end of an episode may
+    add figures under `metrics`. Ours also say `task_id` at reset, and `segment` ("prompt" or "observation"), for those
+    who drive them by hand.
 
     `tool_format` is the form in which the policy writes tool calls (`envs.tool_calls`). Whoever runs an episode sets it
     before `areset`, from the model's chat template; an environment that reads calls reads them in this form.
@@ -82,14 +83,16 @@ class AsyncEnv(ABC):
     async def astep(self, action: str) -> Step:
         """Carry out one action (the model's text of one turn)."""
 
-    @abstractmethod
     async def atruncate(self, reason: str, action: str = "") -> Step:
         """End the episode from outside (`reason` of `TRUNCATIONS`) and grade it as it stands.
 
         `action` is the text of an action that was cut short; it is part of the episode, but no tool call in it is
-        carried out.
+        carried out. Without an override there is nothing to grade: the episode keeps the rewards that it has.
         """
+        if reason not in TRUNCATIONS:
+            raise ValueError(f"a truncation is one of {', '.join(TRUNCATIONS)}, not {reason!r}")
+        return "", 0.0, False, True, {"messages": [], "segment": "observation", "truncation": reason}
 
-    @abstractmethod
     async def aclose(self) -> None:
-        """Give everything back. May be called in any state, any number of times."""
+        """Give everything back. May be called in any state, any number of times. Without an override: nothing."""
+        return
