@@ -1,9 +1,11 @@
-"""What "Your own environment" shows is run as it stands there. With the wheel: test_your_own_environment_with_the_wheel."""
+"""What "Your own environment" shows is run as it stands there; its training is, with the wheel, in a file beside."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -153,8 +155,6 @@ async def test_a_process_finds_a_class_in_the_folder_where_it_starts(folder: Pat
         return probe(0) if turn == 1 else "17"
 
     async with scripted_engine(model, script) as url:
-        import asyncio
-
         words = ["-m", "agent.solve", "--env", "hidden:Hidden", "--engine", url, "--model", str(model)]
         done = await asyncio.to_thread(outside, *words, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -178,7 +178,7 @@ def test_a_wrong_name_or_argument_is_refused_before_the_cold_start(
     assert train.main(["hidden_tiny.yaml", f"{key}={value}"]) == 1
     error = " ".join(capfd.readouterr().err.split())
     assert "Traceback" not in error
-    assert __import__("re").search(says, error), error
+    assert re.search(says, error), error
     assert not (folder / "runs" / "hidden_tiny" / ".sft").exists()
 
 
