@@ -97,7 +97,7 @@ class AskingCore(WrappedCore):
         self._spec = read_spec(model)
         self._client: ChatEndpoint | None = None
         self._counted: CountedModel | None = None
-        if not inner.take_model(_NotYet()):
+        if not inner.take_model(NoModel()):
             raise ValueError(
                 f"model: {type(inner).__name__} asks none: it has no class attribute `model: Model | None = None`"
             )
@@ -142,10 +142,11 @@ class AskingCore(WrappedCore):
         return step if self._counted is None else with_figures(step, self._counted.figures())
 
 
-class _NotYet:
-    """What an environment has before its first reset."""
+class NoModel:
+    """What an environment has that asks a model while there is none: before its first reset, say."""
 
     async def chat(
         self, messages: Sequence[Message], *, max_tokens: int = 512, temperature: float = 1.0, stop: Sequence[str] = ()
     ) -> str:
-        raise ModelFault("the model can be asked from the first reset on")
+        """Raises `ModelFault`."""
+        raise ModelFault("there is no model to ask here: it is given with each reset")

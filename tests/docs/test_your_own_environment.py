@@ -19,6 +19,7 @@ from byte_model import write_byte_model
 from page_blocks import blocks, write_blocks
 from scripted_engine import scripted_engine
 
+from agent.chat.renderer import ChatRenderer
 from envs import make_core
 from envs.attack.play import play
 from envs.attack.report import attackers_earned
@@ -26,6 +27,7 @@ from envs.core import AsyncEnv, Message
 from envs.tool_calls import ToolCall, write_calls
 from learner.config import load_recipe
 from learner.config.reading import parse_recipe
+from learner.probes.parity_probe import task_prompts
 
 ROOT = Path(__file__).parents[2]
 MODULES = ("hidden", "guess", "twice", "attack_hidden", "shop", "traces")
@@ -134,6 +136,18 @@ async def test_the_notebook_stands_beside_the_environments_own_tool(folder: Path
         assert (await core.astep(write_calls([ToolCall("note", {"text": text})])))[0] == all_of_it
     assert (await core.astep(probe(0)))[0] == "higher"
     await core.aclose()
+
+
+async def test_the_parity_gate_needs_neither_tools_nor_a_model_to_ask(folder: Path) -> None:
+    renderer = ChatRenderer.from_pretrained(write_byte_model(folder / "model"))
+    whole = yaml.safe_load(blocks()["hidden_tiny.yaml"]) | {"evaluation": {"tasks": 1}}
+    for name, text in (
+        ("shop:Shop", "about rain"),
+        ("twice:Twice", "Answer with code only"),
+        ("guess:Guess", "0 to 9"),
+    ):
+        prompts = await task_prompts(parse_recipe({**whole, "env": {"id": name}}), renderer)
+        assert text in "".join(map(renderer.decode, prompts)), name
 
 
 def test_every_recipe_of_the_page_can_be_read(folder: Path) -> None:
