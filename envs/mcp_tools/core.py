@@ -58,14 +58,20 @@ class WithMCPTools(WrappedCore):
         """Answer calls of the servers' tools; any other action is the inner environment's."""
         read = parse_calls(action, self._tools, self.tool_format)
         mine = [call for call in read.calls if call.name in self._owners]
-        if not mine:
+        # Of an environment without tools a call that cannot be read is ours: to it, it would be an answer.
+        malformed = read.error is not None and not self._inner_has_tools
+        if not mine and not malformed:
             return await self._ended(await self.inner.astep(action))
-        if len(mine) < len(read.calls):
-            names = ", ".join(sorted({call.name for call in read.calls}))
-            return _observed([f"None of these calls was carried out: {names} do not go together in one message."])
-        self._calls += len(mine)
+        self._calls += max(1, len(mine))
         if self._calls > self.settings.max_calls:
             return await self.atruncate("turns", action)
+        if malformed:
+            self._errors += 1
+            return _observed([str(read.error)])
+        if len(mine) < len(read.calls):
+            self._errors += 1
+            names = ", ".join(sorted({call.name for call in read.calls}))
+            return _observed([f"None of these calls was carried out: {names} do not go together in one message."])
         return _observed([await self._answer(call) for call in mine])
 
     async def atruncate(self, reason: str, action: str = "") -> Step:

@@ -111,7 +111,7 @@ async def test_tools_of_a_server_stand_beside_the_environments_own_and_are_answe
     assert (await core.astep(call("own")))[0] == "mine"
     _, reward, terminated, _, info = await core.astep("5")
     assert (reward, terminated) == (1.0, True)
-    assert info["metrics"] == {"kind": "sum", "mcp_calls": 7, "mcp_errors": 3, "mcp_late": 0}
+    assert info["metrics"] == {"kind": "sum", "mcp_calls": 8, "mcp_errors": 4, "mcp_late": 0}
     assert await none_left(), "the episode's server ends with the episode"
 
 
@@ -239,8 +239,10 @@ def test_a_synchronous_caller_and_an_environment_of_ours_get_the_tools_too() -> 
     _, info = env.reset(seed=0)
     assert [tool["function"]["name"] for tool in info["tools"]] == ["add"]
     assert env.step(call("add", a=1, b=2))[0] == "3"
+    observation, _, terminated, *_ = env.step("<tool_call>{'add'}</tool_call>")
+    assert (terminated, "Malformed" in observation) == (False, True)
     _, _, terminated, _, info = env.step("a text")
     assert terminated
-    assert info["metrics"]["mcp_calls"] == 1
+    assert (info["metrics"]["mcp_calls"], info["metrics"]["mcp_errors"]) == (2, 1)
     env.close()
     assert not children()
