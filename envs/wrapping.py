@@ -10,14 +10,14 @@ from envs.tool_calls import ToolFormat
 
 
 class WrappedCore(AsyncEnv):
-    """Passes every call on to `inner`, and reads of attributes that it has not itself."""
+    """Passes every call on to `inner`, and reads of public attributes that it has not itself."""
 
     def __init__(self, inner: AsyncEnv) -> None:
         self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # not there yet: the copy of an object, say
-            raise AttributeError(name)
+        if name.startswith("_") or name == "inner":  # `inner` is not there yet in a copy that is being made
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.inner, name)
 
     @property

@@ -33,6 +33,7 @@ class WithMCPTools(WrappedCore):
         self._listed: dict[int, list[dict[str, Any]]] = {}
         self._owners: dict[str, tuple[Connection, str]] = {}
         self._tools: list[dict[str, Any]] = []
+        self._inner_has_tools = False
         self._begin_counts()
 
     def _begin_counts(self) -> None:
@@ -48,7 +49,7 @@ class WithMCPTools(WrappedCore):
             await self._start_servers()
             observation, info = await self.inner.areset(seed=seed, options=options)
             own = list(info.get("tools") or [])
-            self._tools = [*own, *self._offered(own)]
+            self._tools, self._inner_has_tools = [*own, *self._offered(own)], bool(own)
         except BaseException:
             await self._end_servers(shared=True)
             raise
