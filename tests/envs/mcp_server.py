@@ -6,6 +6,13 @@ import asyncio
 import os
 import sys
 
+if __name__ == "__main__":  # before the SDK, which takes a second to import
+    if "--broken" in sys.argv:
+        raise SystemExit("the shed is on fire")
+    if "--deaf" in sys.argv:
+        sys.stdin.read()
+        raise SystemExit
+
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
@@ -59,9 +66,4 @@ def die() -> str:
 
 
 if __name__ == "__main__":
-    if "--broken" in sys.argv:
-        raise SystemExit("the shed is on fire")
-    if "--deaf" in sys.argv:
-        sys.stdin.read()
-        raise SystemExit
     server.run()

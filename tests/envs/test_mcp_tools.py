@@ -115,43 +115,31 @@ async def test_tools_of_a_server_stand_beside_the_environments_own_and_are_answe
     assert await none_left(), "the episode's server ends with the episode"
 
 
-@pytest.mark.parametrize("shared", [False, True])
-async def test_state_leaks_between_episodes_only_through_a_shared_server(made: Any, shared: bool) -> None:
-    core = made(servers(shared=shared))
-    await core.areset(seed=0)
-    await core.astep(call("keep", word="spade"))
-    await core.astep("5")
-    await core.areset(seed=1)
-    assert (await core.astep(call("keep")))[0] == ("spade" if shared else "nothing")
+async def test_state_leaks_between_episodes_only_through_a_shared_server(made: Any) -> None:
+    for shared in (True, False):
+        core = made(servers(shared=shared))
+        await core.areset(seed=0)
+        await core.astep(call("keep", word="spade"))
+        await core.astep("5")
+        await core.areset(seed=1)
+        assert (await core.astep(call("keep")))[0] == ("spade" if shared else "nothing")
+    with pytest.raises(EnvironmentFault, match=r"mcp_server\.py.*(gone|failed)"):
+        await core.astep(call("die"))
+    await core.areset(seed=2)
+    assert (await core.astep(call("add", a=1, b=1)))[0] == "2", "a dead server costs its episode only"
 
 
 async def test_a_call_that_takes_too_long_is_an_observation_and_the_server_goes_on(made: Any) -> None:
-    core = made(servers() | {"call_s": 0.5})
+    core = made(servers() | {"call_s": 0.5, "max_calls": 2})
     await core.areset(seed=0)
     observation, _, terminated, truncated, _ = await core.astep(call("hang"))
     assert "did not answer within 0.5 s" in observation
     assert not terminated | truncated
-    core.settings = core.settings.model_copy(update={"call_s": 30.0})
-    core._open[0]._call_s = 30.0
+    core._open[0]._call_s = 30.0  # the machine may be busy
     assert (await core.astep(call("add", a=1, b=1)))[0] == "2"
-    assert (await core.atruncate("context"))[4]["metrics"]["mcp_late"] == 1
-
-
-async def test_too_many_calls_end_the_episode(made: Any) -> None:
-    core = made(servers() | {"max_calls": 1})
-    await core.areset(seed=0)
-    await core.astep(call("add", a=1, b=1))
     _, _, terminated, truncated, info = await core.astep(call("add", a=1, b=1))
-    assert (terminated, truncated, info["truncation"]) == (False, True, "turns")
-
-
-async def test_a_dead_server_is_a_fault_and_never_a_reward(made: Any) -> None:
-    core = made(servers())
-    await core.areset(seed=0)
-    with pytest.raises(EnvironmentFault, match=r"mcp_server\.py.*(gone|failed)"):
-        await core.astep(call("die"))
-    await core.areset(seed=1)
-    assert (await core.astep(call("add", a=1, b=1)))[0] == "2"
+    assert (terminated, truncated, info["truncation"]) == (False, True, "turns"), "one call too many ends it"
+    assert (info["metrics"]["mcp_calls"], info["metrics"]["mcp_late"]) == (3, 1)
 
 
 @pytest.mark.parametrize(
