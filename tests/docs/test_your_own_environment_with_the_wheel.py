@@ -22,6 +22,7 @@ SMALL = [
     "learner.tracker=null",
     "evaluation.tasks=8",
     "runtime.concurrency=16",
+    "value_pretraining=null",
 ]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
