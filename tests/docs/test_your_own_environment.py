@@ -182,6 +182,7 @@ async def test_a_process_finds_a_class_in_the_folder_where_it_starts(folder: Pat
         ("env.kwargs", "{count: 9, probs: 3}", "env: cannot make hidden:Hidden.*probs"),
         ("evaluation.env.id", "hidden:Hiden", "evaluation.env: cannot make hidden:Hiden"),
         ("env.model", '{url: "http://x/v1", name: x}', "env: cannot make.*Hidden asks none"),
+        ("sft", "{clean_traces: 8}", "sft: nobody has written a player of hidden:Hidden.*sft.traces"),
     ],
 )
 def test_a_wrong_name_or_argument_is_refused_before_the_cold_start(
@@ -193,7 +194,7 @@ def test_a_wrong_name_or_argument_is_refused_before_the_cold_start(
     error = " ".join(capfd.readouterr().err.split())
     assert "Traceback" not in error
     assert re.search(says, error), error
-    assert not (folder / "runs" / "hidden_tiny" / ".sft").exists()
+    assert not list(folder.glob("runs/hidden_tiny/**/*.safetensors")), "no model was made yet"
 
 
 def test_the_example_package_keeps_its_promises_once_it_is_installed(tmp_path: Path) -> None:
