@@ -234,3 +234,28 @@ def test_a_synchronous_caller_and_an_environment_of_ours_get_the_tools_too() -> 
     assert (info["metrics"]["mcp_calls"], info["metrics"]["mcp_errors"]) == (2, 1)
     env.close()
     assert not children()
+
+
+async def test_a_server_does_not_outlive_a_process_that_is_killed() -> None:
+    program = (
+        "import asyncio, json, sys\nfrom envs import make_core\n"
+        "async def main():\n"
+        "    core = make_core('sao/StyleShift-v0', prompts='tiny', tools=json.loads(sys.argv[1]))\n"
+        "    await core.areset(seed=0)\n"
+        "    print('open', flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, json.dumps(servers()), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        assert await asyncio.wait_for(process.stdout.readline(), 60) == b"open\n"
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert len(started) == 1
+    finally:
+        process.kill()
+        await process.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, started, timeout=30)
+    assert not alive
