@@ -24,6 +24,9 @@ from envs.core import Message
 from envs.tool_calls import visible_text
 
 
+_SEEDS_APART = 1_000_003
+
+
 class _Rendered(Protocol):
     @property
     def token_ids(self) -> Sequence[int]: ...
@@ -43,15 +46,22 @@ class Renderer(Protocol):
 class AskedEngine:
     """The engine of one episode as an `envs.core.Model`: `model` is to be handed to the environment.
 
-    Several questions may be asked at once. Each may take `limits.generate_s` in all; whatever keeps it from an answer
+    Several questions may be asked at once. With `seeded` each has a seed that follows from the ticket's. Each may take `limits.generate_s` in all; whatever keeps it from an answer
     is a `ModelFault`, and so the environment's.
     """
 
     def __init__(
-        self, engine: Engine, ticket: Ticket, renderer: Renderer, limits: StageLimits, recover: Recover | None
+        self,
+        engine: Engine,
+        ticket: Ticket,
+        renderer: Renderer,
+        limits: StageLimits,
+        recover: Recover | None,
+        *,
+        seeded: bool = False,
     ) -> None:
         self._engine, self._ticket, self._renderer, self._limits = engine, ticket, renderer, limits
-        self._recover = recover
+        self._recover, self._seeded = recover, seeded
         self._moving = asyncio.Lock()
         self._questions = 0
         self.tokens = 0
@@ -62,11 +72,14 @@ class AskedEngine:
     ) -> str:
         """See `envs.core.Model.chat`."""
         self._questions += 1
-        ticket = msgspec.structs.replace(self._ticket, id=f"{self._ticket.id}.asked{self._questions}")
+        own = self._ticket
+        # Another seed than the actions have, which are drawn from the ticket's.
+        seed = own.seed + self._questions * _SEEDS_APART
+        ticket = msgspec.structs.replace(own, id=f"{own.id}.asked{self._questions}", seed=seed)
         sampler = ActionSampler(
             self._engine,
             ticket,
-            SamplingConfig(temperature=temperature, stop=tuple(stop)),
+            SamplingConfig(temperature=temperature, stop=tuple(stop), seeded=self._seeded),
             tuple(self._renderer.stop_token_ids),
             request_limit_s=self._limits.generate_s,
             clock=EpisodeClock(self._limits.generate_s),

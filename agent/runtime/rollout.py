@@ -148,7 +148,7 @@ class _Rollout:
             recover=recover,
             patience_s=settings.limits.engine_patience_s,
         )
-        self.asked = AskedEngine(engine, ticket, renderer, settings.limits, recover)
+        self.asked = AskedEngine(engine, ticket, renderer, settings.limits, recover, seeded=settings.sampling.seeded)
 
     async def run(self) -> Episode:
         self.task_id = self._asked_for()

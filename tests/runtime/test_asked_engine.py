@@ -12,7 +12,7 @@ from agent.chat.renderer import ChatRenderer
 from agent.engines.base import EngineFault
 from agent.episode import StopReason
 from agent.runtime.rollout import rollout
-from agent.runtime.settings import EnvConfig
+from agent.runtime.settings import EnvConfig, SamplingConfig
 from envs.core import EnvironmentFault, Model, Step
 from learner.config.mixture import MixedEnvConfig
 
@@ -65,6 +65,16 @@ async def test_what_an_environment_asks_is_no_action_and_is_counted(renderer: Ch
     assert episode.metrics["asked_tokens"] > 80
     asked = [sampling for ids, sampling in engine.requests if "You are the" in renderer.decode(ids)]
     assert [(s.max_tokens, s.temperature, s.stop) for s in asked] == [(40, 0.25, ("END",))] * 4
+
+
+async def test_a_seeded_episode_asks_with_seeds_of_its_own(renderer: ChatRenderer) -> None:
+    seeds = []
+    for _ in range(2):
+        engine = ScriptedEngine(renderer, script)
+        await rollout(ticket(), UserSimulator(), engine, renderer, settings(sampling=SamplingConfig(seeded=True)))
+        seeds.append(sorted(str(sampling.seed) for _, sampling in engine.requests))
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 6
 
 
 async def test_a_question_survives_an_engine_that_fails_once_and_its_end_is_the_environments_fault(
