@@ -45,8 +45,8 @@ class Renderer(Protocol):
 class AskedEngine:
     """The engine of one episode as an `envs.core.Model`: `model` is to be handed to the environment.
 
-    Several questions may be asked at once. Each may take `limits.generate_s` in all; whatever keeps it from an answer is
-    a `ModelFault`, and so the environment's. With `seeded` each has a seed that follows from the ticket's.
+    Several questions may be asked at once. Each may take `limits.generate_s` in all; whatever keeps it from an answer
+    is a `ModelFault`, and so the environment's. With `seeded` each has a seed that follows from the ticket's.
     """
 
     def __init__(
