@@ -158,6 +158,11 @@ def test_every_recipe_of_the_page_can_be_read(folder: Path) -> None:
         recipe = parse_recipe({**whole, **yaml.safe_load(blocks()[name])})
     assert recipe.env.tools is not None
     assert recipe.env.tools.mcp[1].prefix == "web_"
+    mixed = {key: value for key, value in whole.items() if key != "env"}
+    mixed["environments"] = [{"name": "shop", **yaml.safe_load(blocks()["shop.yaml"])["env"]}, {"id": "guess:Guess"}]
+    recipe = parse_recipe(mixed)
+    assert (recipe.env.id, recipe.env.model) == ("shop:Shop", recipe.environments[0].model)
+    assert parse_recipe(recipe.model_dump(mode="json")) == recipe, "as it is saved with the run"
 
 
 async def test_a_process_finds_a_class_in_the_folder_where_it_starts(folder: Path) -> None:
