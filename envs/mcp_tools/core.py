@@ -16,7 +16,7 @@ from envs.wrapping import WrappedCore, with_figures
 class WithMCPTools(WrappedCore):
     """`inner`, whose policy may also call tools of MCP servers; `docs/your_own_environment.md` shows it.
 
-    The tools are listed at each reset and stand behind the environment's own in `info["tools"]`. An action whose calls
+    The tools are listed when their server starts, and stand behind the environment's own in `info["tools"]`. An action whose calls
     are all of these tools is answered here, by tool messages, and the environment does not see it; any other action is
     the environment's. The rest is as it is: `inner` decides what is an answer and what it is worth. Its last step tells
     in `metrics` how many calls there were (`mcp_calls`), and how many failed or came late.
@@ -68,12 +68,12 @@ class WithMCPTools(WrappedCore):
             return await self.atruncate("turns", action)
         if malformed:
             self._errors += 1
-            return _observed([str(read.error)])
+            return self._observed([str(read.error)])
         if len(mine) < len(read.calls):
             self._errors += 1
             names = ", ".join(sorted({call.name for call in read.calls}))
-            return _observed([f"None of these calls was carried out: {names} do not go together in one message."])
-        return _observed([await self._answer(call) for call in mine])
+            return self._observed([f"None of these calls was carried out: {names} do not go together in one message."])
+        return self._observed([await self._answer(call) for call in mine])
 
     async def atruncate(self, reason: str, action: str = "") -> Step:
         """As the inner environment's own."""
@@ -130,6 +130,13 @@ class WithMCPTools(WrappedCore):
         self._late += answer.late
         return _cut(answer.text, self.settings.output_chars)
 
+    def _observed(self, answers: list[str]) -> Step:
+        first = self._calls - len(answers)
+        messages = [
+            {"role": "tool", "content": text, "tool_call_id": f"mcp_{first + i}"} for i, text in enumerate(answers)
+        ]
+        return "\n".join(answers), 0.0, False, False, {"messages": messages, "segment": "observation"}
+
     async def _ended(self, step: Step) -> Step:
         if not (step[2] or step[3]):
             return step
@@ -141,11 +148,6 @@ class WithMCPTools(WrappedCore):
         """End the episode's servers, and with `shared` all."""
         ending = [index for index, one in self._open.items() if shared or not one.server.shared]
         await asyncio.gather(*(self._open.pop(index).stop() for index in ending))
-
-
-def _observed(answers: list[str]) -> Step:
-    messages = [{"role": "tool", "content": text, "tool_call_id": f"mcp_{i}"} for i, text in enumerate(answers)]
-    return "\n".join(answers), 0.0, False, False, {"messages": messages, "segment": "observation"}
 
 
 def _cut(text: str, limit: int) -> str:
