@@ -16,10 +16,10 @@ from envs.wrapping import WrappedCore, with_figures
 class WithMCPTools(WrappedCore):
     """`inner`, whose policy may also call tools of MCP servers; `docs/your_own_environment.md` shows it.
 
-    The tools are listed when their server starts, and stand behind the environment's own in `info["tools"]`. An action whose calls
-    are all of these tools is answered here, by tool messages, and the environment does not see it; any other action is
-    the environment's. The rest is as it is: `inner` decides what is an answer and what it is worth. Its last step tells
-    in `metrics` how many calls there were (`mcp_calls`), and how many failed or came late.
+    The tools are listed when their server starts, and stand behind the environment's own in `info["tools"]`. An action
+    whose calls are all of these tools is answered here, by tool messages, and the environment does not see it; any
+    other action is the environment's. The rest is as it is: `inner` decides what is an answer and what it is worth. Its
+    last step tells in `metrics` how many calls there were (`mcp_calls`), and how many failed or came late.
 
     What a policy does wrong (a wrong argument, a call that takes too long) is an observation. A server that cannot be
     started, or is gone, is an `EnvironmentFault`.
