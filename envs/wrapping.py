@@ -21,7 +21,7 @@ class WrappedCore(AsyncEnv):
         return getattr(self.inner, name)
 
     @property
-    def tool_format(self) -> ToolFormat:  # type: ignore[override]
+    def tool_format(self) -> ToolFormat:
         """As the inner environment's own."""
         return self.inner.tool_format
 

@@ -45,7 +45,7 @@ class EndpointModel:
         self, messages: Sequence[Message], *, max_tokens: int = 512, temperature: float = 1.0, stop: Sequence[str] = ()
     ) -> str:
         """See `Model.chat`. An answer that was cut off in its thinking is asked for again."""
-        stops = {"stop": list(stop)} if stop else {}
+        stops: dict[str, Any] = {"stop": list(stop)} if stop else {}
         return await self._endpoint.ask(messages, self._said, temperature=temperature, max_tokens=max_tokens, **stops)
 
     def _said(self, reply: Reply) -> str:
