@@ -60,9 +60,10 @@ class Connection:
         """Start or reach the server; its tools as OpenAI schemas, under their own names."""
         opened: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live(opened), name=f"mcp {self.server.name}")
+        first: set[asyncio.Future[Any]] = {self._task, opened}
         try:
             async with asyncio.timeout(self._start_s):
-                await asyncio.wait({self._task, opened}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not opened.done():
                 await self._task  # raises what kept it from opening
             return opened.result()

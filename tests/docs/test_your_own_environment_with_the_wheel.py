@@ -54,7 +54,7 @@ def run(python: Path, *words: str, folder: Path) -> str:
     done = subprocess.run(
         [str(python), *words],
         cwd=folder,
-        env={**env, "OMP_NUM_THREADS": "1"},
+        env={**env, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
