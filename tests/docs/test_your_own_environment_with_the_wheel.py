@@ -78,9 +78,7 @@ def test_forty_lines_are_trained_from_an_empty_folder(python: Path, tmp_path: Pa
     (tmp_path / "traces.py").write_text((tmp_path / "traces.py").read_text().replace("count=3000", "count=300"))
     run(python, "traces.py", folder=tmp_path)
     run(python, "-m", "learner.train", "hidden_tiny.yaml", *SMALL, folder=tmp_path)
-    steps = trained(tmp_path / "runs" / "hidden_tiny")
-    assert len(steps) == 3
-    assert "env/probes" in steps[-1], "what the environment reports is logged"
+    assert len(trained(tmp_path / "runs" / "hidden_tiny")) == 3
     episodes = run(python, "-m", "agent.inspect", "runs/hidden_tiny", folder=tmp_path)
     assert "hidden-" in episodes
 
