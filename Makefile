@@ -96,6 +96,7 @@ lint: install
 
 test: lint sandboxes browser
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not vllm and not openhands and not suites' $(ARGS)
+	$(BIN)/python -m pytest -m slow -k forty_lines tests/docs/test_your_own_environment_with_the_wheel.py
 
 test-vllm: install vllm
 	SAO_REQUIRE_VLLM=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'vllm and not slow' tests/engines tests/learner tests/serve $(ARGS)

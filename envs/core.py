@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from envs.tool_calls import ToolFormat
 
@@ -27,19 +27,46 @@ class EnvironmentFault(RuntimeError):
     """The environment's own machinery failed (sandbox, grader, judge, data). The episode is void, not wrong."""
 
 
+class Model(Protocol):
+    """A language model that an environment may ask: a judge, a user simulator, another role.
+
+    What it writes belongs to the environment. It is no action, has no log-probs, and nothing is trained on it.
+    """
+
+    async def chat(
+        self, messages: Sequence[Message], *, max_tokens: int = 512, temperature: float = 1.0, stop: Sequence[str] = ()
+    ) -> str:
+        """The next message of the conversation `messages`, at most `max_tokens` tokens, without its thinking.
+
+        It ends before the first of the strings `stop`, and may be empty. Raises `EnvironmentFault` when there is none.
+        """
+        ...
+
+
 class AsyncEnv(ABC):
     """One environment, one episode at a time.
 
-    `info` of `areset` holds `messages` (chat messages that open the episode: system, user) and `tools` (OpenAI
-    tool schemas, maybe empty), `task_id` and `segment == "prompt"`. `info` of `astep` holds `messages` (what the
-    step adds after the action: tool or user messages, empty at the end), `segment == "observation"`, and after a
-    truncation `truncation`, one of `TRUNCATIONS`. The end of an episode may add figures under `metrics`.
+    `info` of `areset` holds `messages` (chat messages that open the episode: system, user) and, if there are any,
+    `tools` (OpenAI tool schemas). `info` of `astep` holds `messages` (what the step adds after the action: tool or user
+    messages, empty at the end), and after a truncation `truncation`, one of `TRUNCATIONS`. The end of an episode may
+    add figures under `metrics`. Ours also say `task_id` at reset, and `segment` ("prompt" or "observation"), for those
+    who drive them by hand.
 
     `tool_format` is the form in which the policy writes tool calls (`envs.tool_calls`). Whoever runs an episode sets it
     before `areset`, from the model's chat template; an environment that reads calls reads them in this form.
+
+    An environment that asks a language model says so with a class attribute, `model: Model | None = None`. Whoever runs
+    an episode sets that too before `areset`; see `take_model`.
     """
 
     tool_format: ToolFormat = "hermes"
+
+    def take_model(self, model: Model) -> bool:
+        """Set the attribute `model`, if the class declares one; whether it does."""
+        asks = getattr(type(self), "model", self) is None
+        if asks:
+            self.model: Any = model
+        return asks
 
     @property
     @abstractmethod
@@ -56,14 +83,16 @@ class AsyncEnv(ABC):
     async def astep(self, action: str) -> Step:
         """Carry out one action (the model's text of one turn)."""
 
-    @abstractmethod
     async def atruncate(self, reason: str, action: str = "") -> Step:
         """End the episode from outside (`reason` of `TRUNCATIONS`) and grade it as it stands.
 
         `action` is the text of an action that was cut short; it is part of the episode, but no tool call in it is
-        carried out.
+        carried out. Without an override there is nothing to grade: the episode keeps the rewards that it has.
         """
+        if reason not in TRUNCATIONS:
+            raise ValueError(f"a truncation is one of {', '.join(TRUNCATIONS)}, not {reason!r}")
+        return "", 0.0, False, True, {"messages": [], "segment": "observation", "truncation": reason}
 
-    @abstractmethod
     async def aclose(self) -> None:
-        """Give everything back. May be called in any state, any number of times."""
+        """Give everything back. May be called in any state, any number of times. Without an override: nothing."""
+        return

@@ -12,7 +12,8 @@ from typing import Any
 import gymnasium
 from gymnasium.spaces import Text
 
-from envs.core import TRUNCATIONS, AsyncEnv, EnvironmentFault, Message, Step
+from envs.asking.blocking import BlockingModel
+from envs.core import TRUNCATIONS, AsyncEnv, EnvironmentFault, Message, Model, Step
 from envs.spaces import Unicode
 
 log = logging.getLogger(__name__)
@@ -27,13 +28,21 @@ class GymnasiumCore(AsyncEnv):
     How it maps to an episode:
 
     - *Text.* Observations are text and become user messages. Where `info["messages"]` holds chat messages, these are
-      used instead; `info["tools"]` of `reset` are the tools that the policy may call. Actions are the policy's text.
-    - *Rewards.* The reward of a step is credited to the action before it, that of each turn to its own.
-    - *Ends.* `terminated` ends an episode. So does `truncated`, for the reason in `info["truncation"]`, or "turns".
+      used instead; an observation of what a tool says is `[{"role": "tool", "content": ...}]`. Actions are the policy's
+      text, calls of tools included, as the model writes them. What is observed at the end is not shown to the policy.
+    - *Tools.* `info["tools"]` of `reset`, OpenAI schemas. `envs.tool_calls.parse_action(action, tools, tool_format)`
+      reads a call; if the class has an attribute `tool_format`, it is set to the policy's own form before `reset`.
+    - *Rewards.* The reward of a step is credited to the action before it, that of each turn to its own. Nothing is
+      scaled or clipped; one that is not finite makes the episode void.
+    - *Ends.* `terminated` ends an episode. So does `truncated`, for the reason in `info["truncation"]`, or "turns" (as
+      with Gymnasium's `TimeLimit`). `info["metrics"]` of the last step are the episode's figures, by name.
     - *Truncated from outside* (the context is full, a turn too long, out of time): `env.unwrapped.truncate(reason,
       action)` answers as `step` does, if there is such a method; else the episode ends with the rewards it has.
     - *Tasks.* `env.unwrapped.task_ids`, handed to `reset` as `options["task_id"]`; without them a task is a seed:
       `seeds["count"]` of them from `seeds["start"]` on. Training and evaluation need different ones.
+    - *A model to ask.* If the class has an attribute `model = None`, it is set before `reset` to an object whose
+      `chat(messages, max_tokens=..., temperature=..., stop=...)` waits for the answer (`envs.asking.blocking`).
+    - *Failures.* What the environment raises makes the episode void, and a step that never returns is left to itself.
 
     Raises `ValueError` for an environment whose actions or observations are no text.
     """
@@ -51,6 +60,16 @@ class GymnasiumCore(AsyncEnv):
             raise ValueError(f"seeds: {{start: 0, count: 1000}} is how they are given, not {seeds}")
         self._env, self._seeds = env, wanted
         self._thread: _Thread | None = None
+        self._given: Model | None = None
+        self._model: BlockingModel | None = None
+
+    def take_model(self, model: Model) -> bool:
+        """Give it to the environment as one that blocks, if its class has an attribute `model = None`."""
+        own = self._env.unwrapped
+        asks = getattr(type(own), "model", self) is None
+        if asks:
+            self._given = model
+        return asks
 
     @property
     def task_ids(self) -> Sequence[str]:
@@ -67,6 +86,11 @@ class GymnasiumCore(AsyncEnv):
             if task_id is None:
                 task_id = f"seed-{self._seeds['start'] + (seed or 0) % self._seeds['count']}"
             seed, options = int(str(task_id).removeprefix("seed-")), None
+        own: Any = self._env.unwrapped
+        if self._given is not None:
+            own.model = self._model = BlockingModel(self._given)
+        if hasattr(own, "tool_format"):
+            own.tool_format = self.tool_format
         observation, info = await self._call(lambda: self._env.reset(seed=seed, options=options))
         found = {"messages": _said(observation, info), "tools": list(info.get("tools") or [])}
         return observation, {**info, **found, "task_id": task_id, "segment": "prompt"}
@@ -98,7 +122,12 @@ class GymnasiumCore(AsyncEnv):
     async def _call(self, work: Callable[[], Any]) -> Any:
         if self._thread is None:
             self._thread = _Thread(str(self._env))
-        return await self._thread.call(work)
+        try:
+            return await self._thread.call(work)
+        except asyncio.CancelledError:
+            if self._model is not None:
+                self._model.give_up()  # or the thread would wait for an answer that nobody wants
+            raise
 
 
 class _Thread:

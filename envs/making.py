@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -17,19 +18,46 @@ def make_core(env_id: str, **kwargs: Any) -> AsyncEnv:
     """Make the asynchronous core of an environment, e.g. `make_core("sao/PythonTIR-v0", max_turns=8)`.
 
     `env_id` is one of ours; `package.module:Class`; a name from the entry-point group `sao.environments`; or any id
-    that Gymnasium knows. A class may be an `AsyncEnv` or a `gymnasium.Env` of text: see `envs.gymnasium_core` for how
-    the latter is run (its `seeds` are an argument here too).
+    that Gymnasium knows (`package:Id-v0` imports the package that registers it). A class may be an `AsyncEnv` or a
+    `gymnasium.Env` of text: see `envs.gymnasium_core` for how the latter is run (its `seeds` are an argument here too).
+
+    Two arguments are not the environment's own. `model`: the language model that it asks, a mapping with `url` and
+    `name` (`envs.asking.endpoint.ModelEndpoint`) or an object that has `chat` (`envs.core.Model`). `tools`: a mapping
+    with `mcp`, servers whose tools it has beside its own (`envs.mcp_tools.settings.ToolSettings`). Anything else under
+    these names is handed to the environment.
 
     Raises `ValueError` for a name that leads nowhere, and `envs.arguments.ArgumentError` (a `ValueError` and a
     `TypeError`) for an argument that one of ours does not take or cannot use. It must be used from one event loop, and
     closed with `await core.aclose()`.
     """
     name = env_id.removeprefix("envs:")
+    model, tools = _taken(kwargs, "model", _is_model), _taken(kwargs, "tools", _are_tools)
     if name in ENVIRONMENTS:
         core: AsyncEnv = _imported(ENVIRONMENTS[name])(**kwargs)
-        return core
-    seeds = kwargs.pop("seeds", None)
-    return _as_core(_made(name, kwargs), seeds)
+    else:
+        seeds = kwargs.pop("seeds", None)
+        core = _as_core(_made(name, kwargs), seeds)
+    if model is not None:
+        from envs.asking.model import AskingCore
+
+        core = AskingCore(core, model)
+    if tools is not None:
+        from envs.mcp_tools.core import WithMCPTools
+
+        core = WithMCPTools(core, tools)
+    return core
+
+
+def _taken(kwargs: dict[str, Any], key: str, is_ours: Callable[[Any], bool]) -> Any:
+    return kwargs.pop(key) if key in kwargs and is_ours(kwargs[key]) else None
+
+
+def _is_model(value: Any) -> bool:
+    return (isinstance(value, Mapping) and "url" in value) or hasattr(value, "chat") or hasattr(value, "key_env")
+
+
+def _are_tools(value: Any) -> bool:
+    return (isinstance(value, Mapping) and "mcp" in value) or hasattr(value, "mcp")
 
 
 def _made(name: str, kwargs: dict[str, Any]) -> Any:

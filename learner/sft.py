@@ -21,6 +21,7 @@ from torch import Tensor
 from agent.runtime.settings import EnvConfig
 from envs import make_core
 from envs.core import Message
+from envs.python_tir.env import PythonTIR
 from envs.python_tir.traces import write_traces
 from learner.config import Recipe, RecipeError, SFTConfig
 from learner.data.batch import PAD
@@ -143,6 +144,11 @@ async def _traces_of(
     env = make_core(env_config.id, **env_config.kwargs)
     sandbox = str(env_config.kwargs.get("sandbox", "auto"))
     try:
+        if not isinstance(env, PythonTIR):
+            raise RecipeError(
+                f"sft: nobody has written a player of {env_config.id} that could make traces: name a file of them with "
+                "sft.traces, or start from a model (model.path) without `sft`"
+            )
         ids = env.task_ids
         total = config.clean_traces + config.imperfect_traces
         if len(ids) < total:

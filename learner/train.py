@@ -23,6 +23,7 @@ from learner.pretrain_value import run_value_pretraining, tasks_of_store
 from learner.run.checkpoint import Progress, checkpoints, load_progress
 from learner.run.cli import guarded, read_words, recipe_parser
 from learner.run.display import Display
+from learner.run.environments import check_environments
 from learner.run.evaluation.rounds import Rounds
 from learner.run.evaluation.running import count_held_out
 from learner.run.evaluation.target import Reached, reached
@@ -111,6 +112,7 @@ def _first_interrupt(stop: asyncio.Event, display: Display):  # type: ignore[no-
 def train(recipe: Recipe, display: Display) -> list[PassRate]:
     """The whole pipeline of a recipe: cold start, value pretraining, SAO. Each stage is done once and found again."""
     check_start(recipe, world_size())
+    check_environments(recipe)
     hub = Hub.of(recipe, display.log) if is_main() else None
     torch.manual_seed(recipe.seed)
     folder = recipe.run_dir

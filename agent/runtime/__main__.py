@@ -73,7 +73,7 @@ async def run(config: RuntimeConfig, *, exit_with_parent: bool, spans: Spans | N
         store=store,
         engines=engines,
         renderer=renderer,
-        make_env=lambda env: make_core(env.id, **env.kwargs),
+        make_env=lambda env: make_core(env.id, **env.arguments),
         watching=Watching(board, spans),
     )
     shown = contextlib.AsyncExitStack()

@@ -17,7 +17,7 @@ import msgspec
 
 from agent.episode import StopReason
 from agent.runtime.settings import StageLimits
-from envs.core import AsyncEnv, EnvironmentFault, Message
+from envs.core import AsyncEnv, EnvironmentFault, Message, Model
 from envs.tool_calls import ToolFormat
 
 log = logging.getLogger(__name__)
@@ -57,11 +57,16 @@ class EnvironmentCalls:
         """The environment's tasks."""
         return self._checked(lambda: _task_ids(self._env.task_ids), "task_ids")
 
-    async def reset(self, seed: int, task_id: str, tool_format: ToolFormat) -> Opening:
-        """Open an episode of `task_id` for a policy that writes its calls in `tool_format`."""
+    async def reset(self, seed: int, task_id: str, tool_format: ToolFormat, model: Model | None = None) -> Opening:
+        """Open an episode of `task_id` for a policy that writes its calls in `tool_format`.
+
+        `model` is for an environment that asks one, and was given no other.
+        """
 
         def reset() -> Awaitable[Any]:
             self._env.tool_format = tool_format
+            if model is not None:
+                self._env.take_model(model)
             return self._env.areset(seed=seed, options={"task_id": task_id})
 
         return await self._awaited(reset, _opening, self._limits.reset_s, "reset")

@@ -19,6 +19,7 @@ import numpy as np
 from agent.chat.template import ChatTemplateError
 from agent.engines.base import Engine
 from agent.episode import Episode, EpisodeError, Experts, Segment, StopReason, Timings, validate
+from agent.runtime.asked_engine import AskedEngine
 from agent.runtime.engine_requests import Action, ActionSampler, Recover
 from agent.runtime.environment_calls import EnvironmentCalls, Outcome
 from agent.runtime.episode_clock import EpisodeClock
@@ -151,6 +152,7 @@ class _Rollout:
             recover=recover,
             patience_s=settings.limits.engine_patience_s,
         )
+        self.asked = AskedEngine(engine, ticket, renderer, settings.limits, recover, seeded=settings.sampling.seeded)
 
     async def run(self) -> Episode:
         self.task_id = self._asked_for()
@@ -168,8 +170,9 @@ class _Rollout:
         return episode
 
     async def _run(self) -> Episode:
+        form = _tool_format(self.renderer)
         with self.watch.stage("reset"):
-            opening = await self.env.reset(self.ticket.seed, self.task_id, _tool_format(self.renderer))
+            opening = await self.env.reset(self.ticket.seed, self.task_id, form, self.asked.model)
         tools, conversation = opening.tools, opening.messages
         prompt = await self._rendered(self.renderer.start, conversation, tools)
         self._append("prompt", prompt.token_ids, prompt.text)
@@ -341,6 +344,6 @@ class _Rollout:
                 group_id=self.ticket.group_id,
                 environment=self.settings.environment,
                 attempt=self.ticket.attempt,
-                metrics={**faults, **self.metrics, **figures},
+                metrics={**faults, **self.asked.model.figures(), **self.metrics, **figures},
             )
         )

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agent.chat.settings import ChatConfig
 from agent.configuration_errors import wrong_keys
 from agent.episode import SamplingParams
+from envs.asking.endpoint import ModelEndpoint
+from envs.mcp_tools.settings import ToolSettings
 
 
 class ConfigError(ValueError):
@@ -24,10 +26,29 @@ class _Frozen(BaseModel):
 
 
 class EnvConfig(_Frozen):
-    """Which environment, and with which arguments: `envs.make_core(id, **kwargs)`."""
+    """Which environment, and with which arguments: `envs.make_core(id, **arguments)`.
+
+    `model`: the language model that the environment asks, if it asks one; None: the engines of the run. `tools`: tools
+    that it has beside its own.
+    """
 
     id: str
     kwargs: dict[str, Any] = {}
+    model: ModelEndpoint | None = None
+    tools: ToolSettings | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What `envs.make_core` is given beside the id."""
+        added = {"model": self.model, "tools": self.tools}
+        return {**self.kwargs, **{key: value for key, value in added.items() if value is not None}}
+
+    @model_validator(mode="after")
+    def _once(self) -> EnvConfig:
+        for key in ("model", "tools"):
+            if getattr(self, key) is not None and key in self.kwargs:
+                raise ValueError(f"give `{key}` or `kwargs.{key}`, not both")
+        return self
 
 
 class SamplingConfig(_Frozen):

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from agent.engines.base import Completion, Engine, EngineHealth, WeightStream
 from agent.episode import Episode, SamplingParams
-from envs.core import AsyncEnv, Step
+from envs.core import AsyncEnv, Model, Step
 from envs.tool_calls import parse_calls
 
 STYLES = {"system": "dim", "user": "cyan", "assistant": "bold", "tool": "green"}
@@ -148,6 +148,10 @@ class TracedEnv(AsyncEnv):
     def task_ids(self) -> Sequence[str]:
         """As the environment's own."""
         return self._env.task_ids
+
+    def take_model(self, model: Model) -> bool:
+        """As the environment's own."""
+        return self._env.take_model(model)
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

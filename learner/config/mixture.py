@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from agent.runtime.settings import EnvConfig
 from agent.store.config import NAME
+from envs.asking.endpoint import ModelEndpoint
+from envs.mcp_tools.settings import ToolSettings
 from learner.config.section import Section
 
 
@@ -22,11 +24,13 @@ class MixedEnvConfig(Section):
     id: str
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     kwargs: dict[str, Any] = Field(default_factory=dict)
+    model: ModelEndpoint | None = None
+    tools: ToolSettings | None = None
 
     @property
     def env(self) -> EnvConfig:
         """Without name and weight."""
-        return EnvConfig(id=self.id, kwargs=self.kwargs)
+        return EnvConfig(id=self.id, kwargs=self.kwargs, model=self.model, tools=self.tools)
 
     @model_validator(mode="before")
     @classmethod

@@ -100,7 +100,9 @@ class Recipe(Section):
         if not isinstance(first, dict):
             return data
         env = {"id": first.get("id"), "kwargs": first.get("kwargs", {})}
-        if "env" in data and data["env"] != env:
+        env |= {key: first[key] for key in ("model", "tools") if first.get(key) is not None}
+        own = data.get("env", env)
+        if not isinstance(own, dict) or {key: value for key, value in own.items() if value is not None} != env:
             raise ValueError("give `env` (one environment) or `environments` (several, with weights), not both")
         return {**data, "env": env}
 

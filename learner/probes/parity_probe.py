@@ -17,6 +17,7 @@ from agent.chat.renderer import ChatRenderer
 from agent.engines.base import Completion, Engine, EngineFault
 from agent.episode import SamplingParams
 from envs import make_core
+from envs.asking.model import NoModel
 from learner.config import Recipe
 from learner.faults import LearnerFault
 from learner.model.forward import PolicyForward
@@ -56,17 +57,15 @@ class ParityProbe:
     @classmethod
     async def build(cls, recipe: Recipe, policy: PolicyForward, *, model: Path) -> ParityProbe:
         """Prompts are the first held-out tasks as the agent would see them; a few plain ones online, and where the
-        runtime has a Python of its own (`runtime.python`), whose environments need not open in this one.
+        runtime has a Python of its own (`runtime.python`), whose environments need not open in this one, or the
+        environment has to ask a model for its own.
 
         `policy` is the trainer's own, `model` the folder with its tokenizer and chat template. Online a server stands
         between, whose operator may pin a version or go back to one at any moment.
         """
         renderer = await asyncio.to_thread(recipe.runtime.chat.load, model)
-        if recipe.learner.online or recipe.runtime.python is not None:
-            said = [[{"role": "user", "content": text}] for text in _PLAIN_PROMPTS[:GATE_PROMPTS]]
-            prompts = [list(renderer.start(messages, None).token_ids) for messages in said]
-        else:
-            prompts = await _task_prompts(recipe, renderer)
+        plain = recipe.learner.online or recipe.runtime.python is not None
+        prompts = _plain_prompts(renderer) if plain else await task_prompts(recipe, renderer)
         algorithm = recipe.learner.resolve()
         return cls(
             policy=policy,
@@ -159,14 +158,22 @@ def _rounding(recipe: Recipe) -> str:
     )
 
 
-async def _task_prompts(recipe: Recipe, renderer: ChatRenderer) -> list[list[int]]:
+def _plain_prompts(renderer: ChatRenderer) -> list[list[int]]:
+    said = [[{"role": "user", "content": text}] for text in _PLAIN_PROMPTS[:GATE_PROMPTS]]
+    return [list(renderer.start(messages, None).token_ids) for messages in said]
+
+
+async def task_prompts(recipe: Recipe, renderer: ChatRenderer) -> list[list[int]]:
+    """Token ids of the first held-out tasks' prompts; of a few plain ones for an environment that asks a model."""
     config = recipe.held_out_sets[0].env
     env = make_core(config.id, **config.kwargs)
     prompts = []
     try:
+        if env.take_model(NoModel()):
+            return _plain_prompts(renderer)
         for task_id in [env.task_ids[i] for i in range(min(GATE_PROMPTS, len(env.task_ids)))]:
             _, info = await env.areset(options={"task_id": task_id})
-            prompts.append(list(renderer.start(info["messages"], info["tools"]).token_ids))
+            prompts.append(list(renderer.start(info["messages"], info.get("tools") or []).token_ids))
     finally:
         await env.aclose()
     return prompts

@@ -20,6 +20,8 @@ from learner.data.batch import Batch, stopped_by
 from learner.sao import StepResult
 
 QUANTILES = (0.01, 0.5, 0.99)
+MOST_OWN = 50
+_OF_THE_RUNTIME = ("turns", "generate_s", "environment_s")
 # The store leaves out counters that never counted; a fault count of 0 is a figure too.
 _NO_FAULTS = dict.fromkeys(("retried", "given_up", "dropped", "stale", "aborted"), 0)
 
@@ -84,9 +86,22 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "rollout/distinct_tasks": len({e.task_id for e in episodes}) / count,
     }
     figures |= quantiles([float(n) for n in lengths], "rollout/action_tokens")
-    figures |= environment_metrics(episodes)
+    figures |= environment_metrics(episodes) | own_metrics(episodes)
     figures |= {f"stop/{reason}": n / count for reason, n in stopped_by(episodes).items() if n}
     return figures
+
+
+def own_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What environments report themselves, `env/{name}`: the mean over the episodes that have it.
+
+    Numbers only, of at most `MOST_OWN` names: a tracker has to carry them all.
+    """
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, value in episode.metrics.items():
+            if name not in _OF_THE_RUNTIME and isinstance(value, bool | int | float) and math.isfinite(value):
+                found.setdefault(name, []).append(float(value))
+    return {f"env/{name}": sum(found[name]) / len(found[name]) for name in sorted(found)[:MOST_OWN]}
 
 
 def environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

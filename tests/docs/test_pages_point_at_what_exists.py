@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("learner", "agent", "envs", "sandboxes")
-FOLDERS = (*PACKAGES, "docs", "tests", "benchmarks", "recipes", ".ci")
+FOLDERS = (*PACKAGES, "docs", "tests", "benchmarks", "recipes", "examples", ".ci")
 PAGES = sorted(
     page.relative_to(ROOT).as_posix()
     for pattern in ("*.md", "docs/*.md", "benchmarks/*.md")

@@ -11,7 +11,7 @@ import pytest
 from gymnasium.spaces import Discrete, Text
 
 from envs import make_core
-from envs.core import AsyncEnv, EnvironmentFault, Message
+from envs.core import AsyncEnv, EnvironmentFault, Message, Step
 from envs.gymnasium_core import GymnasiumCore
 
 HERE = __name__
@@ -171,6 +171,41 @@ async def test_a_slow_step_holds_up_nobody_and_a_late_one_is_not_mixed_with_the_
     slow.gate.set()
     for core in cores:
         await core.aclose()
+
+
+class Caller(Guess):
+    tool_format = "hermes"
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.tool_format, {}
+
+
+async def test_a_synchronous_environment_is_told_how_the_policy_writes_calls() -> None:
+    core = make_core(f"{HERE}:Caller")
+    core.tool_format = "glm"
+    assert (await core.areset(seed=0))[0] == "glm"
+    await core.aclose()
+
+
+async def test_a_core_needs_no_more_than_tasks_reset_and_step() -> None:
+    class Least(AsyncEnv):
+        task_ids = ("one",)
+
+        async def areset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[str, dict[str, Any]]:
+            return "Go.", {"messages": [{"role": "user", "content": "Go."}]}
+
+        async def astep(self, action: str) -> Step:
+            return "", 1.0, True, False, {"messages": []}
+
+    core = Least()
+    await core.areset()
+    assert (await core.atruncate("context", "half"))[1:4] == (0.0, False, True)
+    with pytest.raises(ValueError, match="boredom"):
+        await core.atruncate("boredom")
+    await core.aclose()
 
 
 async def test_what_an_environment_raises_reaches_the_caller() -> None:

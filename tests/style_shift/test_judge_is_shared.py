@@ -25,9 +25,9 @@ async def test_environments_of_one_loop_share_one_judge_and_the_last_one_closes_
     assert isinstance(shared, LLMJudge)
     assert shared.costs.calls == 6
     await asyncio.gather(*(core.aclose() for core in cores), *(core.aclose() for core in cores))
-    assert shared._session is not None, "still used here"
+    assert shared._endpoint._session is not None, "still used here"
     await release_judge(shared)
-    assert shared._session is None
+    assert shared._endpoint._session is None
     again = acquire_judge(spec)
     assert again is not shared
     await release_judge(again)

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import os
-import random
-import time
 from dataclasses import dataclass
-from typing import Any
 
-import aiohttp
-
-from envs.retry_after import retry_after_s
+from envs.asking.endpoint import ChatCosts, ChatEndpoint, ModelEndpoint, Reply
 from envs.style_shift.judging import rubric
 from envs.style_shift.judging.cache import VerdictCache, cache_key
 from envs.style_shift.judging.judge import Judge, JudgeFault, Verdict
-
-_ANSWER_BYTES = 1 << 20
-_TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +15,9 @@ class LLMJudgeSettings:
     """Where the judge is and what it may cost.
 
     `url`: the endpoint's base, as OpenAI clients take it (".../v1"). `api_key_env`: the environment variable that
-    holds the key; unset is no key. `attempts`: requests a verdict may take, all reasons together; this is the only
-    place where anything is retried. `concurrency`: requests at once. `request_timeout_s`: one request;
-    `deadline_s`: one verdict with its retries and waits. `max_tokens`: of an answer, thinking included.
+    holds the key; unset is no key. `attempts`: requests a verdict may take, all reasons together. `concurrency`:
+    requests at once. `request_timeout_s`: one request; `deadline_s`: one verdict with its retries and waits.
+    `max_tokens`: of an answer, thinking included.
     `temperature`: of the first attempt; after an unreadable answer `retry_temperature`, since 0 would repeat it.
     `backoff_s`: the first wait between attempts, doubled each time, with jitter. `cache`: an SQLite file, or None.
     """
@@ -54,26 +42,28 @@ class LLMJudgeSettings:
             if getattr(self, name) <= 0:
                 raise ValueError(f"judge: {name} must be more than 0, not {getattr(self, name)!r}")
 
+    @property
+    def endpoint(self) -> ModelEndpoint:
+        """Where and how it is asked."""
+        return ModelEndpoint(
+            url=self.url,
+            name=self.model,
+            key_env=self.api_key_env,
+            attempts=self.attempts,
+            concurrency=self.concurrency,
+            request_timeout_s=self.request_timeout_s,
+            deadline_s=self.deadline_s,
+            backoff_s=self.backoff_s,
+        )
+
 
 @dataclass(slots=True)
-class JudgeCosts:
+class JudgeCosts(ChatCosts):
     """What a judge has used so far. `calls` are HTTP requests, `cached` verdicts that needed none."""
 
     verdicts: int = 0
     cached: int = 0
-    calls: int = 0
-    retries: int = 0
     faults: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class _Retryable(Exception):
-    """An attempt that failed and may be made again, `wait_s` from now or later."""
-
-    def __init__(self, fault: JudgeFault, *, wait_s: float = 0.0, unreadable: bool = False) -> None:
-        super().__init__(str(fault))
-        self.fault, self.wait_s, self.unreadable = fault, wait_s, unreadable
 
 
 class LLMJudge(Judge):
@@ -86,8 +76,7 @@ class LLMJudge(Judge):
         self.settings = settings
         self.costs = JudgeCosts()
         self._cache = VerdictCache(settings.cache) if settings.cache else None
-        self._slots = asyncio.Semaphore(settings.concurrency)
-        self._session: aiohttp.ClientSession | None = None
+        self._endpoint = ChatEndpoint(settings.endpoint, who="the judge", fault=JudgeFault, costs=self.costs)
 
     async def judge(self, prompt: str, text: str, style: str) -> Verdict:
         """A verdict, from the cache or the model. `JudgeFault` after the last attempt or past the deadline."""
@@ -101,11 +90,17 @@ class LLMJudge(Judge):
             self.costs.verdicts += 1
             return kept
         try:
-            async with asyncio.timeout(self.settings.deadline_s):
-                verdict = await self._ask(rubric.messages(prompt, text))
-        except TimeoutError as error:
-            self.costs.faults += 1
-            raise JudgeFault(f"the judge gave no verdict within deadline_s={self.settings.deadline_s:g} s") from error
+            verdict = await self._endpoint.ask(
+                rubric.messages(prompt, text),
+                _verdict,
+                temperature=self.settings.temperature,
+                retry_temperature=self.settings.retry_temperature,
+                max_tokens=self.settings.max_tokens,
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "verdict", "strict": True, "schema": rubric.SCHEMA},
+                },
+            )
         except JudgeFault:
             self.costs.faults += 1
             raise
@@ -116,109 +111,15 @@ class LLMJudge(Judge):
 
     async def aclose(self) -> None:
         """Close the HTTP session and the cache."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        await self._endpoint.aclose()
         if self._cache is not None:
             await self._cache.aclose()
 
-    async def _ask(self, messages: list[dict[str, str]]) -> Verdict:
-        """Ask until there is a verdict: the one loop of retries."""
-        began, temperature, failed = time.monotonic(), self.settings.temperature, 0
-        while True:
-            try:
-                async with self._slots:
-                    return _read_completion(await self._request(messages, temperature), self.costs)
-            except _Retryable as error:
-                failed += 1
-                if failed >= self.settings.attempts:
-                    raise JudgeFault(f"no verdict after {failed} attempts; the last: {error.fault}") from error.fault
-                if error.unreadable:
-                    temperature = self.settings.retry_temperature
-                backoff = self.settings.backoff_s * 2 ** (failed - 1) * random.uniform(0.5, 1.0)
-                wait = max(error.wait_s, backoff)
-                if time.monotonic() - began + wait >= self.settings.deadline_s:
-                    raise JudgeFault(f"the judge asks to wait past deadline_s: {error.fault}") from error.fault
-                self.costs.retries += 1
-                await asyncio.sleep(wait)
 
-    async def _request(self, messages: list[dict[str, str]], temperature: float) -> Any:
-        """One HTTP request; the decoded body of a 200."""
-        key = os.environ.get(self.settings.api_key_env)
-        body = {
-            "model": self.settings.model,
-            "messages": messages,
-            "temperature": temperature,
-            "max_tokens": self.settings.max_tokens,
-            "n": 1,
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "verdict", "strict": True, "schema": rubric.SCHEMA},
-            },
-        }
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=self.settings.request_timeout_s),
-                connector=aiohttp.TCPConnector(limit=self.settings.concurrency),
-            )
-        self.costs.calls += 1
-        try:
-            async with self._session.post(
-                self.settings.url.rstrip("/") + "/chat/completions",
-                json=body,
-                headers={"Authorization": f"Bearer {key}"} if key else None,
-                allow_redirects=False,
-            ) as response:
-                raw = await _read_at_most(response.content, _ANSWER_BYTES)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            fault = JudgeFault(f"the judge at {self.settings.url} did not answer: {error or type(error).__name__}")
-            raise _Retryable(fault) from error
-        if response.status != 200:
-            said = raw[:300].decode("utf-8", "replace")
-            fault = JudgeFault(f"the judge at {self.settings.url} answered HTTP {response.status}: {said}")
-            if response.status in _TRANSIENT:
-                raise _Retryable(fault, wait_s=retry_after_s(response.headers.get("Retry-After")) or 0.0)
-            raise fault
-        try:
-            return json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise _Retryable(JudgeFault(f"the judge's reply is not JSON: {error}")) from error
-
-
-async def _read_at_most(stream: aiohttp.StreamReader, limit: int) -> bytes:
-    read = bytearray()
-    async for piece in stream.iter_chunked(65536):
-        read += piece
-        if len(read) > limit:
-            raise aiohttp.ClientPayloadError(f"its answer is longer than {limit} bytes")
-    return bytes(read)
-
-
-def _read_completion(body: Any, costs: JudgeCosts) -> Verdict:
-    """The verdict in a chat completion, whose tokens are counted whether it can be read or not.
-
-    Only `content` is read: `reasoning_content` is a draft. Raises `_Retryable` for a truncated, refused or
-    unreadable answer.
-    """
-    try:
-        usage = body.get("usage") or {}
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            costs.prompt_tokens += int(usage.get("prompt_tokens") or 0)
-            costs.completion_tokens += int(usage.get("completion_tokens") or 0)
-        (choice,) = body["choices"]
-        message, reason = choice["message"], choice.get("finish_reason")
-        content, refusal = message.get("content"), message.get("refusal")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        fault = JudgeFault(f"the judge's reply is no chat completion with one choice: {error!r}")
-        raise _Retryable(fault, unreadable=True) from error
-    if refusal:
-        raise _Retryable(JudgeFault(f"the judge refused: {str(refusal)[:200]}"), unreadable=True)
-    if reason != "stop":
-        fault = JudgeFault(f"the judge's answer ended for {reason!r}, not 'stop'; with 'length', raise max_tokens")
-        raise _Retryable(fault, unreadable=True)
-    if not isinstance(content, str):
-        raise _Retryable(JudgeFault("the judge's answer has no content"), unreadable=True)
-    try:
-        return rubric.read_verdict(content)
-    except JudgeFault as error:
-        raise _Retryable(error, unreadable=True) from error
+def _verdict(reply: Reply) -> Verdict:
+    """The verdict in an answer. Raises `JudgeFault` for one that was cut off or cannot be read."""
+    if reply.finish_reason != "stop":
+        ended = f"the judge's answer ended for {reply.finish_reason!r}, not 'stop'"
+        raise JudgeFault(f"{ended}; with 'length', raise max_tokens")
+    assert reply.content is not None  # `ChatEndpoint` sees to it
+    return rubric.read_verdict(reply.content)
