@@ -54,9 +54,9 @@ class CreditInputs:
     """What an advantage or a value target may depend on; each baseline reads what it needs, and says what is missing.
 
     rewards, values, logprobs and rollout_logprobs float[B,T]; action_mask [B,T]; turn_ids int[B,T]; bootstrap float[B].
-    `group_ids` [B]: episodes of one prompt, all of them in this call. `episodes` [B]: of which episode each row is, where
-    one may have several; what compares episodes counts each once, by the first of its rows. `prompt_ids` [B]: for a running mean that is kept
-    per prompt. `task_ids` [B]: the kind of task of each episode. `values` count as constants.
+    `group_ids` [B]: episodes of one prompt, all of them in this call. `prompt_ids` [B]: for a running mean that is kept
+    per prompt. `task_ids` [B]: the kind of task of each episode. `episodes` [B]: of which one each row is, where it may
+    have several; what compares episodes counts each once, by the first of its rows. `values` count as constants.
     """
 
     rewards: Float[Tensor, "B T"]
@@ -123,7 +123,8 @@ def length_adaptive_lambda(action_counts: Shaped[Tensor, " B"], alpha: float = 1
     """lambda = 1 - 1 / (alpha * l), clamped to [0, 1] (VAPO; SAO uses alpha = 1.5 for the policy only).
 
     `action_counts` is l, the number of action tokens of each row (turns for the step presets), never its length with
-    observations. A chain of an episode with branches counts its own. Integers give float64: at l = 40,000 float32 would keep only three digits of 1 - lambda.
+    observations; a chain of an episode with branches counts its own. Integers give float64: at l = 40,000 float32 would
+    keep only three digits of 1 - lambda.
     """
     if not alpha > 0:
         raise ValueError(f"alpha is {alpha}, expected a number above 0")

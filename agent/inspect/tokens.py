@@ -16,10 +16,11 @@ GATES = {0: "", -1: "low", 1: "high", 2: "not finite"}
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """One token. `segment` counts through the chains of an episode, its branches last. What does not apply to it (an observation has no log-prob), or is not known, is None.
+    """One token. What does not apply to it (an observation has no log-prob), or is not known, is None.
 
-    `logprob` is the engine's, as sampled; `learner_logprob`, `lag`, `gate`, `value` and `advantage` are the
-    learner's, of the update that trained on the episode. `gate` is "" for a trusted token.
+    `segment` counts through all chains of an episode, its branches last. `logprob` is the engine's, as sampled;
+    `learner_logprob`, `lag`, `gate`, `value` and `advantage` are the learner's, of the update that trained on the
+    episode. `gate` is "" for a trusted token.
     """
 
     segment: int

@@ -217,8 +217,10 @@ def build_batch(
     temperature: float | None = None,
     routing: bool = False,
 ) -> Batch:
-    """Lay episodes out as rows, one for every chain. With `truncation="drop"` the action mask of a truncated episode is empty; with
-    `routing` the batch holds the experts that the episodes carry, if any does.
+    """Lay episodes out as rows, one for every chain.
+
+    With `truncation="drop"` the action mask of a truncated episode is empty; with `routing` the batch holds the experts
+    that the episodes carry, if any does.
 
     `temperature`: the one that log-probs are computed at, for `require_sampling`; None asks nothing.
 

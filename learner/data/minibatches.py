@@ -9,7 +9,9 @@ from learner.parallel.dealing import groups_of, rows_of_rank, tokens_of
 
 
 def minibatches_of(episodes: Sequence[Episode], count: int) -> list[list[int]]:
-    """The episodes, by index, of each of `count` parts of a batch: whole groups, as many in each (one more at most), of like length.
+    """The episodes, by index, of each of `count` parts of a batch.
+
+    Whole groups, as many in each part (one more at most), of like length.
 
     It looks at the whole batch, so the parts are the same however many ranks share them. In each round every part is
     given a group, the one with the fewest tokens the longest. Raises `ValueError` for fewer groups than parts.

@@ -125,8 +125,9 @@ def _compared(
 ) -> Float[Tensor, "B T"]:
     """`compare(rewards[N], group_ids[N])` of the episodes with an action token, given to each of their tokens.
 
-    An episode with branches is one of its group, not as many as it has rows. A dropped episode (an empty mask) is in no mean. What it leaves alone in its group has nothing to be compared
-    with, and advantage 0; a group that came with one episode only is an error still.
+    An episode with branches is one of its group, not as many as it has rows. A dropped episode (an empty mask) is in no
+    mean. What it leaves alone in its group has nothing to be compared with, and advantage 0; a group that came with one
+    episode only is an error still.
     """
     ids, mask = given(algorithm, "group_ids", inputs.group_ids), as_mask(inputs.action_mask)
     groups: list[Hashable] = ids.tolist() if isinstance(ids, Tensor) else list(ids)

@@ -27,7 +27,9 @@ def tokens_of(episodes: Sequence[Episode], chosen: Sequence[int]) -> int:
 
 
 def rows_of_rank(episodes: Sequence[Episode], rank: int, world: int) -> list[int]:
-    """The episodes of a batch, by index, that are for `rank` of `world`: whole groups, dealt so that ranks have as many tokens.
+    """The episodes of a batch, by index, that are for `rank` of `world`.
+
+    They are whole groups, dealt so that ranks have as many tokens.
 
     A group is never split, because its advantages compare its members. Tokens are what is evened out, not their cost
     in attention: micro-batches, memory and most of the time follow them. Where there are fewer groups than ranks, the

@@ -137,9 +137,9 @@ class Learner:
         return cls(recipe, algorithm, policy, critic, mean, Progress(), policy_folder, reference=reference)
 
     def step(self, episodes: Sequence[Episode], own: Sequence[int] | None = None) -> tuple[Batch, StepResult]:
-        """One step on a claimed batch. Every rank is given all of it and takes its own episodes, whose rows are returned.
+        """One step on a claimed batch. Every rank is given all of it and takes its own part, whose rows are returned.
 
-        `own`: which those are, by index, if not the share that is dealt to it.
+        `own`: which episodes that is, by index, if not the share that is dealt to it.
         """
         config = self.recipe.learner
         if config.shuffle_rewards:

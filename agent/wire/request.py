@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from agent.serve.errors import ApiError
+from agent.wire.errors import ApiError
 
 MAX_STOPS = 4
 _MAX_STOP = 256
