@@ -78,8 +78,35 @@ class RolloutSettings:
     environment: str = ""
 
 
-def _tool_format(renderer: Renderer) -> ToolFormat:
+def tool_format_of(renderer: Renderer) -> ToolFormat:
+    """The form in which the policy behind `renderer` writes tool calls."""
     return getattr(renderer, "tool_format", "hermes")  # one of the reader's own may know of no forms
+
+
+def task_of(ticket: Ticket, env: EnvironmentCalls, env_id: str) -> str:
+    """The task that `ticket` asks for; raises `EnvironmentFault` where the environment has none of that number."""
+    task_ids = env.task_ids()
+    if not 0 <= ticket.task_index < len(task_ids):
+        raise EnvironmentFault(
+            f"ticket {ticket.id} asks for {ticket.kind} task {ticket.task_index}, but "
+            f"{env_id} has {len(task_ids)}: runtime and store disagree on the environment's arguments"
+        )
+    return task_ids[ticket.task_index]
+
+
+class RunEpisode(Protocol):
+    """How a runtime makes an episode of a ticket: `rollout`, or what runs another agent in its place."""
+
+    async def __call__(
+        self,
+        ticket: Ticket,
+        env: AsyncEnv,
+        engine: Engine,
+        renderer: Renderer,
+        settings: RolloutSettings,
+        *,
+        recover: Recover | None = None,
+    ) -> Episode: ...
 
 
 class PromptTooLong(EpisodeError):
@@ -149,8 +176,8 @@ class _Rollout:
         )
 
     async def run(self) -> Episode:
-        self.task_id = self._asked_for()
-        opening = await self.env.reset(self.ticket.seed, self.task_id, _tool_format(self.renderer))
+        self.task_id = task_of(self.ticket, self.env, self.settings.env_id)
+        opening = await self.env.reset(self.ticket.seed, self.task_id, tool_format_of(self.renderer))
         tools, conversation = opening.tools, opening.messages
         prompt = await self._rendered(self.renderer.start, conversation, tools)
         self._append("prompt", prompt.token_ids, prompt.text)
@@ -193,16 +220,6 @@ class _Rollout:
             return await asyncio.to_thread(render, *arguments)
         except ChatTemplateError as error:
             raise EpisodeError(f"the chat template cannot render task {self.task_id}: {error}") from error
-
-    def _asked_for(self) -> str:
-        """The task that the ticket asks for."""
-        task_ids = self.env.task_ids()
-        if not 0 <= self.ticket.task_index < len(task_ids):
-            raise EnvironmentFault(
-                f"ticket {self.ticket.id} asks for {self.ticket.kind} task {self.ticket.task_index}, but "
-                f"{self.settings.env_id} has {len(task_ids)}: runtime and store disagree on the environment's arguments"
-            )
-        return task_ids[self.ticket.task_index]
 
     def _room(self) -> int:
         """Tokens that still fit in the context."""

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from agent.chat.settings import ChatConfig
-from agent.runtime.settings import SamplingConfig, StageLimits
+from agent.runtime.settings import HarnessConfig, SamplingConfig, StageLimits
 from learner.config.section import Section
 
 
@@ -42,6 +42,7 @@ class RuntimeSection(Section):
     """How episodes are run, in the runtime's own terms; with `launch` the runtime is a child of the learner.
 
     `python`: the interpreter that runs it, with this project installed (None: this one). OpenHands needs 3.12.
+    `harness`: an agent that exists already and makes the turns itself (docs/harness.md).
     """
 
     launch: bool = True
@@ -52,6 +53,7 @@ class RuntimeSection(Section):
     max_tokens_per_turn: int = Field(default=1024, ge=1)
     max_context_tokens: int = Field(default=4096, ge=2)
     limits: StageLimits = StageLimits()
+    harness: HarnessConfig | None = None
 
 
 class StoreSection(Section):

@@ -90,7 +90,7 @@ class Children:
             "spool": str(self._folder / ("undelivered" if name == "runtime" else f"undelivered-{name}")),
             **section.model_dump(mode="json", exclude={"launch", "python"}),
         }
-        words = ["-m", "agent.runtime", "--exit-with-parent"]
+        words = ["-m", "agent.runtime" if section.harness is None else "agent.harness", "--exit-with-parent"]
         try:
             process = await self._spawn(name, words, stdin=PIPE, python=section.python)
         except OSError as error:
