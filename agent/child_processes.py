@@ -19,7 +19,7 @@ import ctypes
 import os
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -30,15 +30,13 @@ _POLL_S = 0.02
 
 async def start_child(
     *command: str,
-    log: Path | None,
+    log: Path | int,
     env: Mapping[str, str],
     stdin: int = DEVNULL,
     cwd: Path | None = None,
     when_parent_dies: signal.Signals | None = None,
 ) -> Process:
-    """Start `command` in a session of its own; its output is appended to `log`, or piped if that is None.
-
-    Raises OSError.
+    """Start `command` in a session of its own; its output is appended to `log`, a file or a descriptor. Raises OSError.
 
     `when_parent_dies`: what Linux sends it if this process dies, by SIGKILL too. None for children that watch for
     that themselves.
@@ -56,8 +54,8 @@ async def start_child(
             preexec_fn=_dying_with_parent(when_parent_dies),
         )
 
-    if log is None:
-        return await start(PIPE)
+    if isinstance(log, int):
+        return await start(log)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         return await start(output)

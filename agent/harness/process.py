@@ -89,28 +89,36 @@ class _Program:
             folder = self._config.folder
             command = [_filled(word, words) for word in self._command]
             added = {name: _filled(value, words) for name, value in self._config.environment.items()}
+            # A pipe of our own: asyncio's would keep its process unended for as long as a grandchild holds the other end.
+            ours, theirs = os.pipe()
+            output = _Output()
+            reading, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, os.fdopen(ours, "rb", 0))
             try:
                 process = await start_child(
                     *command,
-                    log=None,
+                    log=theirs,
                     env={**program_environment(task, task_file, os.environ), **added},
                     cwd=None if folder is None else Path(_filled(folder, words)),
                     when_parent_dies=signal.SIGKILL,
                 )
             except OSError as error:
+                reading.close()
                 raise HarnessFailed(f"cannot start {command[0]}: {error.strerror or error}") from error
-            output = bytearray()
-            reading = asyncio.create_task(_read(process.stdout, output), name="output of a harness")
+            finally:
+                os.close(theirs)
             try:
                 code = await process.wait()
             finally:
-                # Shielded, so that a second cancellation leaves nothing behind either.
-                await asyncio.shield(asyncio.ensure_future(stop_child(process, grace_s=self._config.grace_s)))
-                end_group(process)  # what it has left in the background, also after a good end
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(reading, _DRAIN_S)
+                try:
+                    # Shielded, so that a second cancellation leaves nothing behind either.
+                    await asyncio.shield(asyncio.ensure_future(stop_child(process, grace_s=self._config.grace_s)))
+                    end_group(process)  # what it has left in the background, also after a good end
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(output.ended.wait(), _DRAIN_S)
+                finally:
+                    reading.close()
         if code != 0:
-            said = bytes(output).decode(errors="replace").strip()[-_TOLD:]
+            said = bytes(output.kept).decode(errors="replace").strip()[-_TOLD:]
             raise HarnessFailed(f"{command[0]} ended with code {code}. The end of its output:\n{said or '(none)'}")
 
 
@@ -156,8 +164,15 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
     return text
 
 
-async def _read(stream: asyncio.StreamReader | None, output: bytearray) -> None:
-    """Keep the end of what a program writes; what is not read would block it."""
-    while stream is not None and (piece := await stream.read(1 << 14)):
-        output += piece
-        del output[:-_MOST_OUTPUT]
+class _Output(asyncio.Protocol):
+    """Keeps the end of what a program writes; what is not read would block it."""
+
+    def __init__(self) -> None:
+        self.kept, self.ended = bytearray(), asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        self.kept += data
+        del self.kept[:-_MOST_OUTPUT]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended.set()

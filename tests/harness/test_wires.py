@@ -208,8 +208,9 @@ async def test_requests_side_by_side_never_share_a_chain(renderer: ChatRenderer)
                 asyncio.create_task(ask(client, user("start"), said("more"), user(word)))
                 for word in ("left", "up", "right")
             ]
-            while len(engine.running) < 3:
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(30):
+                while len(engine.running) < 3:  # noqa: ASYNC110 - the engine has no event for it
+                    await asyncio.sleep(0.01)
             engine.hold.set()
             assert [(await one).content for one in asked] == ["l", "u", "right"]
 
