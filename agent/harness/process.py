@@ -89,7 +89,7 @@ class _Program:
             folder = self._config.folder
             command = [_filled(word, words) for word in self._command]
             added = {name: _filled(value, words) for name, value in self._config.environment.items()}
-            # A pipe of our own: asyncio's would keep its process unended for as long as a grandchild holds the other end.
+            # A pipe of our own: with one of asyncio's a program does not count as ended before its grandchildren have.
             ours, theirs = os.pipe()
             output = _Output()
             reading, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, os.fdopen(ours, "rb", 0))

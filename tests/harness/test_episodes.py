@@ -50,6 +50,14 @@ said = ask({"role": "user", "content": os.environ["SAO_TASK"]})
 """
 
 
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has buried yet does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 async def test_a_shell_script_is_a_harness(renderer: ChatRenderer, tmp_path: Path) -> None:
     """With its task in the environment, and a reward of its own."""
     script = (
@@ -169,7 +177,7 @@ time.sleep(600)
     episode = await run(renderer, says("right"), env=env, limits={"episode_s": 6.0}, **config)
     assert (episode.stop_reason, episode.reward) == (StopReason.TRUNCATED_WALL_CLOCK, 0.0)
     assert env.log[-1] == ("wall_clock", "")
-    assert not any(map(psutil.pid_exists, map(int, (tmp_path / "pids").read_text().split())))
+    assert not any(map(alive, map(int, (tmp_path / "pids").read_text().split())))
 
 
 async def test_what_a_harness_leaves_in_the_background_ends_with_it(renderer: ChatRenderer, tmp_path: Path) -> None:
@@ -184,8 +192,7 @@ pathlib.Path({str(tmp_path / "pid")!r}).write_text(str(child.pid))
     )
     episode = await run(renderer, says("right"), command=["{python}", str(program)])
     assert episode.reward == 1.0
-    pid = int((tmp_path / "pid").read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert not alive(int((tmp_path / "pid").read_text()))
 
 
 async def test_an_action_that_the_episodes_clock_cuts_is_kept(renderer: ChatRenderer) -> None:
@@ -203,9 +210,9 @@ async def test_an_action_that_the_episodes_clock_cuts_is_kept(renderer: ChatRend
 
 async def test_a_harness_that_fails_is_a_fault_that_shows_what_it_said(renderer: ChatRenderer, tmp_path: Path) -> None:
     program = write_program(tmp_path, ASKS + "\nsys.exit('no such repository: ' + said)")
-    with pytest.raises(EnvironmentFault, match="ended with code 1.*\n.*no such repository: right"):
+    with pytest.raises(EnvironmentFault, match=r"ended with code 1.*\n.*no such repository: right"):
         await run(renderer, says("right"), command=["{python}", str(program)])
-    with pytest.raises(EnvironmentFault, match="cannot start /no/such/program"):
+    with pytest.raises(EnvironmentFault, match="cannot start"):
         await run(renderer, says("right"), command=["/no/such/program"])
 
 
@@ -282,13 +289,11 @@ async def test_cancelled_nothing_of_it_is_left(renderer: ChatRenderer, tmp_path:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert before
-    assert not any(map(psutil.pid_exists, before))
+    assert not any(map(alive, before))
     assert engine.aborted
 
 
-async def test_a_function_that_is_not_async_runs_in_a_process_of_its_own(
-    renderer: ChatRenderer, tmp_path: Path
-) -> None:
+async def test_a_function_that_is_not_async_has_a_process_of_its_own(renderer: ChatRenderer, tmp_path: Path) -> None:
     write_program(tmp_path, "import os\n" + _PLAIN.replace("PATH", str(tmp_path / "pid")))
     (tmp_path / "program.py").rename(tmp_path / "a_plain_harness.py")
     with pytest.MonkeyPatch.context() as patch:
@@ -296,7 +301,7 @@ async def test_a_function_that_is_not_async_runs_in_a_process_of_its_own(
         patch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(filter(None, sys.path))}")
         episode = await run(renderer, says("right"), call="a_plain_harness:solve", reward="posted")
     assert episode.reward == 0.5
-    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert not alive(int((tmp_path / "pid").read_text()))
 
 
 _PLAIN = """
