@@ -39,6 +39,8 @@ async def harness_turns(config: RuntimeConfig) -> AsyncIterator[RunEpisode]:
     """
     if config.harness is None:
         raise ConfigError("`harness` is missing: say which agent makes the turns, or run `python -m agent.runtime`")
+    for name in ("httpx", "httpx2"):  # clients inside this process say every address, and so every session's secret
+        logging.getLogger(name).setLevel(logging.WARNING)
     solve = await asyncio.to_thread(harness_of, config.harness)
     async with SessionDoor.listening(config.harness) as door:
         yield HarnessEpisodes(config.harness, door, solve)
