@@ -27,7 +27,7 @@ from agent.wire.errors import ApiError
 from agent.wire.reply import assistant_message
 from agent.wire.request import ChatRequest
 from envs.core import EnvironmentFault
-from envs.tool_calls import FamilyFormat, write_calls
+from envs.tool_calls import FamilyFormat, parse_calls, write_calls
 from envs.tool_formats.reading import ToolCall
 
 log = logging.getLogger(__name__)
@@ -270,7 +270,9 @@ class Session:
             chain.prompt = added_segment("prompt", prompt, text + added.text)
         action = await self._action(request, prompt)
         text = self._renderer.decode(action.token_ids)
-        message = assistant_message(_before_stop(text, request.stops), request.tools, self._family)
+        # Only the form of calls is checked: whoever owns the tools answers for names and arguments.
+        shown = _before_stop(text, request.stops)
+        message = assistant_message(shown, request.tools, self._family, read_calls=parse_calls)
         chain.messages, chain.keys = [*known, *new, message], [*keys, key_of(message)]
         turn = Turn(observation, action_segment(action, text), message, len(request.messages))
         chain.turns.append(turn)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agent.chat.tool_manners import tool_call
-from envs.tool_calls import FORMS, FamilyFormat, parse_sound_calls
+from envs.tool_calls import FORMS, FamilyFormat, ParsedCalls, parse_sound_calls
 
 
 def call_opens(tools: Sequence[dict[str, Any]], tool_format: FamilyFormat) -> tuple[str, ...]:
@@ -17,16 +17,22 @@ def call_opens(tools: Sequence[dict[str, Any]], tool_format: FamilyFormat) -> tu
 
 
 def assistant_message(
-    text: str, tools: Sequence[dict[str, Any]], tool_format: FamilyFormat, *, sent: str = ""
+    text: str,
+    tools: Sequence[dict[str, Any]],
+    tool_format: FamilyFormat,
+    *,
+    sent: str = "",
+    read_calls: Callable[..., ParsedCalls] = parse_sound_calls,
 ) -> dict[str, Any]:
     """The message of an action's `text` in canonical form (`agent.wire.request.canonical`).
 
     Calls that are sound become `tool_calls`; a text whose calls are not is shown as it was written. `sent` was shown
-    already and can't be taken back; it is what stands before the first call.
+    already and can't be taken back; it is what stands before the first call. `read_calls`: `parse_calls` for clients
+    that check the calls of their tools themselves.
     """
     if not call_opens(tools, tool_format):
         return {"role": "assistant", "content": text}
-    read = parse_sound_calls(text, tools, tool_format)
+    read = read_calls(text, tools, tool_format)
     content = read.content if read.content.startswith(sent) else sent + read.content
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if read.calls:
