@@ -46,6 +46,17 @@ async def harness_turns(config: RuntimeConfig) -> AsyncIterator[RunEpisode]:
         yield HarnessEpisodes(config.harness, door, solve)
 
 
+def _one_at_a_time(recover: Recover) -> Recover:
+    """A seat is left once for several requests that failed side by side, not by each at the same time."""
+    lock = asyncio.Lock()
+
+    async def recovered(fault: EngineFault) -> None:
+        async with lock:
+            await recover(fault)
+
+    return recovered
+
+
 class HarnessEpisodes:
     """Makes an episode of a ticket as `agent.runtime.rollout.rollout` does, but the harness makes the turns.
 
@@ -99,7 +110,7 @@ class HarnessEpisodes:
             tuple(renderer.stop_token_ids),
             request_limit_s=settings.limits.generate_s,
             clock=clock,
-            recover=recover,
+            recover=None if recover is None else _one_at_a_time(recover),
             patience_s=settings.limits.engine_patience_s,
         )
         session = Session(task, calls, sampler, renderer, settings, max_branches=self._config.max_branches)

@@ -27,6 +27,7 @@ from envs import make_core
 from envs.core import EnvironmentFault
 from envs.tool_calls import write_calls
 from envs.tool_formats.reading import ToolCall
+from learner.config import RecipeError, load_recipe
 
 PROBLEM = [{"problem": "What is 6 * 7?", "answer": "42"}]
 PYTHON = write_calls([ToolCall("python", {"code": "print(6 * 7)"})])
@@ -336,6 +337,20 @@ def test_a_harness_that_cannot_be_is_refused_by_its_key(keys: dict[str, Any], wr
 def config(**harness: Any) -> RuntimeConfig:
     told = {"store": "http://127.0.0.1:1", "engines": ["http://127.0.0.1:2"], "model": "m", "env": {"id": "x"}}
     return RuntimeConfig.model_validate({**told, **({"harness": harness} if harness else {})})
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["learner.routing=replayed", "engine.urls=[http://127.0.0.1:1]"], "carry no experts"),
+        (["learner.online=true", "evaluation.tasks=1"], "runtime.harness has no effect"),
+        (["runtime.harness.comand=[x]"], "runtime.harness.comand: unknown key"),
+    ],
+    ids=["replayed routing", "online", "unknown"],
+)
+def test_what_does_not_go_with_a_harness_is_refused_by_its_key(words: list[str], wrong: str) -> None:
+    with pytest.raises(RecipeError, match=wrong):
+        load_recipe(Path(__file__).parents[2] / "recipes" / "harness_tiny.yaml", words)
 
 
 async def test_the_wrong_command_for_a_configuration_is_refused(unused_tcp_port: int) -> None:
