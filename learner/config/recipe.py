@@ -136,7 +136,7 @@ class Recipe(Section):
             )
         if self.runtime.harness is not None and self.learner.routing == "replayed":
             raise ValueError(
-                "learner.routing 'replayed' with runtime.harness: its episodes carry no experts; write learner.routing=own"
+                "learner.routing 'replayed' with runtime.harness: its episodes carry no experts; write own"
             )
         if self.runtime.harness is not None and self.learner.online:
             raise ValueError(
