@@ -41,6 +41,7 @@ ALIVE_EVERY_S = 10.0
 """How often a stream that waits for its reply says that it is alive."""
 WRITE_S = 60.0
 _BUFFER_BYTES = 1 << 16
+_LONG_BODY = 1 << 18
 
 
 class _Reward(msgspec.Struct, forbid_unknown_fields=True):
@@ -133,7 +134,7 @@ class SessionDoor:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
-        asked = read_chat_request(await body_of(request))
+        asked = await _asked(request, read_chat_request)
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": asked.model}
         if asked.stream:
             return await self._chat_stream(request, session, asked, head)
@@ -190,7 +191,7 @@ class SessionDoor:
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
-        asked = anthropic.read_messages_request(await body_of(request))
+        asked = await _asked(request, anthropic.read_messages_request)
 
         def body_for(reply: Reply) -> dict[str, Any]:
             tokens = (reply.prompt_tokens, reply.completion_tokens)
@@ -246,6 +247,12 @@ class SessionDoor:
             )
         session.post(given.reward, given.metrics)
         return json_response({"reward": session.posted})
+
+
+async def _asked(request: web.Request, read: Callable[[bytes], ChatRequest]) -> ChatRequest:
+    """The request's body; one that takes milliseconds to read is read in a thread."""
+    data = await body_of(request)
+    return await asyncio.to_thread(read, data) if len(data) > _LONG_BODY else read(data)
 
 
 def _read(data: bytes, kind: type[Any]) -> Any:
