@@ -33,7 +33,6 @@ __all__ = [
     "RunningMeanBaseline",
     "episode_rewards",
     "explained_variance",
-    "first_rows",
     "group_advantages",
     "leave_one_out_advantages",
     "length_adaptive_lambda",
@@ -313,14 +312,6 @@ def normalize_by_task(
     dtype = compute_dtype(advantages)
     out = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
     return out.index_put((actions.row, actions.column), (centred / (variance + eps).sqrt()[task]).to(dtype))
-
-
-def first_rows(episodes: Sequence[Hashable]) -> list[int]:
-    """The first row of each episode, given of which one each row is."""
-    first: dict[Hashable, int] = {}
-    for row, episode in enumerate(episodes):
-        first.setdefault(episode, row)
-    return list(first.values())
 
 
 def episode_rewards(rewards: Float[Tensor, "B T"], action_mask: Shaped[Tensor, "B T"]) -> Float[Tensor, " B"]:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from agent.episode import Branch, Episode, StopReason
-from learner.advantages import CreditInputs, episode_rewards, first_rows
+from learner.advantages import CreditInputs, episode_rewards
 from learner.faults import LearnerFault
+from learner.maths.tensors import first_rows
 
 PAD = 0  # any valid id will do: padding sits behind the last token, where causal attention never looks
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from learner.advantages import (
     CreditInputs,
     episode_rewards,
-    first_rows,
     group_advantages,
     leave_one_out_advantages,
     length_adaptive_lambda,
@@ -24,7 +23,7 @@ from learner.advantages import (
     turn_counts,
     vtrace,
 )
-from learner.maths.tensors import as_mask
+from learner.maths.tensors import as_mask, first_rows
 from learner.methods.algorithm import Algorithm
 from learner.methods.inputs import given
 
