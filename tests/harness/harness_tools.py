@@ -10,14 +10,17 @@ from typing import Any
 import aiohttp
 import anthropic
 import openai
+import pytest
 from runtime_tools import EchoEnv, ScriptedEngine, settings, ticket
 
 from agent.chat.renderer import ChatRenderer
 from agent.episode import Episode, Segment
+from agent.harness import episodes
 from agent.harness.door import SessionDoor
 from agent.harness.episodes import HarnessEpisodes
 from agent.harness.process import harness_of
 from agent.harness.task import HarnessTask
+from agent.runtime.episode_clock import EpisodeClock
 from agent.runtime.settings import HarnessConfig
 from envs.core import AsyncEnv
 
@@ -44,6 +47,22 @@ async def solve(task: HarnessTask) -> None:
     """Stands in a configuration where a test gives the function itself."""
 
 
+class EndsOnce(EpisodeClock):
+    """An episode's clock that is over once something has happened, however slow this machine is."""
+
+    def __init__(self, happened: Callable[[], bool]) -> None:
+        super().__init__(600.0)
+        self._happened = happened
+
+    @property
+    def left_s(self) -> float:
+        return 0.0 if self._happened() else 2.0
+
+    @property
+    def over(self) -> bool:
+        return self._happened()
+
+
 async def run(
     renderer: ChatRenderer,
     script: Script | ScriptedEngine,
@@ -52,11 +71,30 @@ async def run(
     env: AsyncEnv | None = None,
     given: Any = None,
     limits: dict[str, Any] | None = None,
+    ends_once: Callable[[], bool] | None = None,
     **config: Any,
 ) -> Episode:
-    """The episode of a harness: the coroutine function `harness`, or what `config` names."""
+    """The episode of a harness: the coroutine function `harness`, or what `config` names.
+
+    `ends_once`: its time is over once that holds.
+    """
     engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(renderer, script)
     chosen = HarnessConfig(**({"call": NOWHERE} if harness is not None else {}), **config)
+    with pytest.MonkeyPatch.context() as patch:
+        if ends_once is not None:
+            patch.setattr(episodes, "EpisodeClock", lambda limit_s: EndsOnce(ends_once))
+        return await _run(renderer, engine, harness, chosen, env, given, limits)
+
+
+async def _run(
+    renderer: ChatRenderer,
+    engine: ScriptedEngine,
+    harness: Callable[[HarnessTask], Awaitable[Any]] | None,
+    chosen: HarnessConfig,
+    env: AsyncEnv | None,
+    given: Any,
+    limits: dict[str, Any] | None,
+) -> Episode:
     async with SessionDoor.listening(chosen) as door:
         make = HarnessEpisodes(chosen, door, _inside(harness) if harness is not None else harness_of(chosen))
         return await make(given or ticket(), env or EchoEnv(), engine, renderer, settings(**(limits or {})))

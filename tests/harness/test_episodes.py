@@ -169,13 +169,14 @@ async def test_a_harness_that_is_out_of_time_is_truncated_and_graded_as_it_stand
 import pathlib, signal, subprocess, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-pathlib.Path({str(tmp_path / "pids")!r}).write_text(f"{{os.getpid()}} {{child.pid}}")
+pathlib.Path({str(tmp_path / "written")!r}).write_text(f"{{os.getpid()}} {{child.pid}}")
+os.rename({str(tmp_path / "written")!r}, {str(tmp_path / "pids")!r})
 time.sleep(600)
 """,
     )
     config = {"command": ["{python}", str(program)], "grace_s": 0.3}
     env = EchoEnv()
-    episode = await run(renderer, says("right"), env=env, limits={"episode_s": 6.0}, **config)
+    episode = await run(renderer, says("right"), env=env, ends_once=(tmp_path / "pids").exists, **config)
     assert (episode.stop_reason, episode.reward) == (StopReason.TRUNCATED_WALL_CLOCK, 0.0)
     assert env.log[-1] == ("wall_clock", "")
     assert not any(map(alive, map(int, (tmp_path / "pids").read_text().split())))
@@ -204,7 +205,7 @@ async def test_an_action_that_the_episodes_clock_cuts_is_kept(renderer: ChatRend
         async with openai_client(task, max_retries=0) as client:
             await ask(client, user("a"))
 
-    episode = await run(renderer, engine, harness, limits={"episode_s": 1.0})
+    episode = await run(renderer, engine, harness, ends_once=engine.started.is_set)
     assert episode.stop_reason is StopReason.TRUNCATED_WALL_CLOCK
     assert [len(action.token_ids) for action in episode.actions] == [engine.partial]
 
