@@ -113,7 +113,15 @@ class HarnessEpisodes:
             recover=None if recover is None else _one_at_a_time(recover),
             patience_s=settings.limits.engine_patience_s,
         )
-        session = Session(task, calls, sampler, renderer, settings, max_branches=self._config.max_branches)
+        session = Session(
+            task,
+            calls,
+            sampler,
+            renderer,
+            settings,
+            max_branches=self._config.max_branches,
+            environment_grades=self._config.reward == "environment",
+        )
         with self._door.open(url, session):
             try:
                 failure = await self._run(session, clock)

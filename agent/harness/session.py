@@ -25,7 +25,7 @@ from agent.runtime.environment_calls import EnvironmentCalls, Outcome
 from agent.runtime.rollout import LONG_TRANSCRIPT, Rendered, Renderer, RolloutSettings, tool_format_of
 from agent.wire.errors import ApiError
 from agent.wire.reply import assistant_message
-from agent.wire.request import ChatRequest
+from agent.wire.request import ChatRequest, storable
 from envs.core import EnvironmentFault
 from envs.tool_calls import FamilyFormat, parse_calls, write_calls
 from envs.tool_formats.reading import ToolCall
@@ -33,6 +33,7 @@ from envs.tool_formats.reading import ToolCall
 log = logging.getLogger(__name__)
 
 _OVERRIDDEN = ("temperature", "top_p", "top_k", "seed")
+_LEVELS = 16
 _LONG = 20_000  # characters from which on rendering would hold up the other episodes
 
 
@@ -54,6 +55,13 @@ class _Asked:
     task: asyncio.Task[tuple[Turn, Reply]]
     gone: list[Callable[[], bool]] = field(default_factory=list)
 
+    @property
+    def turn(self) -> Turn | None:
+        """What came of it; None so far, or if nothing did."""
+        if not self.task.done() or self.task.cancelled() or self.task.exception() is not None:
+            return None
+        return self.task.result()[0]
+
 
 class Session:
     """See the module's docstring. Belongs to one event loop; requests may come side by side.
@@ -70,9 +78,11 @@ class Session:
         settings: RolloutSettings,
         *,
         max_branches: int = 64,
+        environment_grades: bool = True,
     ) -> None:
         self.task, self._env, self._sampler = task, env, sampler
         self._renderer, self._settings, self._max_branches = renderer, settings, max_branches
+        self._environment_grades = environment_grades
         written = tool_format_of(renderer)
         self._family: FamilyFormat = "hermes" if written == "fenced" else written
         self.chains: list[Chain] = []
@@ -113,8 +123,8 @@ class Session:
                 raise ApiError(410, "the session has ended", code="session_ended") from None
             raise
         finally:
-            if asked.task.done() and (asked.task.cancelled() or asked.task.exception() is not None):
-                self._forget(asked)
+            if asked.task.done() and asked.turn is None and asked in self._asked:
+                self._asked.remove(asked)
 
     async def count(self, request: ChatRequest) -> int:
         """How many tokens the prompt of `request` has, rendered afresh."""
@@ -125,8 +135,7 @@ class Session:
         """A client has had the reply of `turn`: it is a part of the episode."""
         turn.delivered, turn.reward = True, turn.reward + self._held
         self._last, self._held = turn, 0.0
-        for asked in [a for a in self._asked if a.task.done() and a.task.result()[0] is turn]:
-            self._forget(asked)
+        self._asked = [a for a in self._asked if a.turn is not turn]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Have the environment carry out a call of one of its own tools; what it answers, and whether it has ended.
@@ -159,6 +168,8 @@ class Session:
         self.metrics.update(outcome.metrics)
         if outcome.ended is not None:
             self.outcome = outcome
+        if not self._environment_grades:
+            return
         if self._last is None:
             self._held += outcome.reward  # a call before the first reply
         else:
@@ -169,6 +180,8 @@ class Session:
         self._require_open()
         if not math.isfinite(reward):
             raise ApiError(422, f"reward must be a finite number, got {reward}", param="reward")
+        if not storable(metrics, _LEVELS):
+            raise ApiError(422, "metrics: whole numbers have at most 64 bits, and little may nest", param="metrics")
         if self._last is None:
             raise ApiError(409, "no reply has been given yet that a reward could be for", code="nothing_to_reward")
         self._last.reward += reward
@@ -195,16 +208,12 @@ class Session:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._asked:
-            self.metrics["unheard_replies"] = sum(not t.cancelled() and t.exception() is None for t in tasks)
+            self.metrics["unheard_replies"] = sum(asked.turn is not None for asked in self._asked)
         self._asked.clear()
 
     def _require_open(self) -> None:
         if self._closed or self.over.is_set():
             raise ApiError(410, "the session has ended", code="session_ended")
-
-    def _forget(self, asked: _Asked) -> None:
-        if asked in self._asked:
-            self._asked.remove(asked)
 
     def _fail(self, fault: Exception) -> None:
         self.fault = self.fault or fault

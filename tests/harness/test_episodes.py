@@ -82,6 +82,7 @@ async def test_rewards_that_are_posted_stand_behind_the_replies_that_they_follow
             await ask(client, user("a"))
             assert await post(task, "reward", {"reward": 0.25, "metrics": {"steps": 3}}) == (200, {"reward": 0.25})
             assert (await post(task, "reward", {"reward": "much"}))[0] == 400
+            assert (await post(task, "reward", {"reward": 9.0, "metrics": {"steps": 2**70}}))[0] == 422
             await ask(client, user("b"))
         return 1.0
 
@@ -138,6 +139,21 @@ async def test_the_loops_that_come_along_use_the_environments_tools(loop: Any, t
     assert "42" in episode.segments[2].text
     assert (episode.metrics["tool_calls"], episode.metrics["correct"]) == (1, True)
     assert engine.requests[1][0] == [t for s in episode.segments[:3] for t in s.token_ids]
+
+
+async def test_an_environment_that_does_not_grade_adds_no_reward_of_its_own(tool_renderer: ChatRenderer) -> None:
+    async def harness(task: HarnessTask) -> float:
+        async with openai_client(task) as client:
+            await ask(client, *task.messages)
+            await post(task, "call", {"name": "python", "arguments": {"code": "print(1)"}})
+        return 0.5
+
+    env = make_core("sao/PythonTIR-v0", problems=PROBLEM, max_turns=1)  # the call is its last turn, graded 0 or 1
+    try:
+        episode = await run(tool_renderer, says(r"\boxed{42}"), harness, env=env, reward="posted")
+    finally:
+        await env.aclose()
+    assert (episode.reward, episode.turn_rewards) == (0.5, (0.5,))
 
 
 async def test_a_tool_that_the_environment_has_not_is_answered_and_no_fault(tool_renderer: ChatRenderer) -> None:
