@@ -58,7 +58,7 @@ def imported(target: str) -> Callable[[HarnessTask], Any]:
         ) from error
     if not callable(function):
         raise ConfigError(f"`harness.call`: {target} is no function")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 class _Inside:

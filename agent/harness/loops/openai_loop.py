@@ -22,16 +22,19 @@ async def solve(task: HarnessTask) -> str | None:
     except ModuleNotFoundError as error:
         raise RuntimeError("agent.harness.loops.openai_loop needs OpenAI's client: pip install openai") from error
     messages: list[Any] = list(task.messages)
+    tools: list[Any] = task.tools
     async with openai.AsyncOpenAI(base_url=task.openai_base_url, api_key=task.api_key, timeout=REQUEST_S) as client:
         while True:
             completion = await client.chat.completions.create(
-                model=task.model, messages=messages, tools=task.tools or openai.omit
+                model=task.model, messages=messages, tools=tools or openai.omit
             )
             message = completion.choices[0].message
             messages.append(message.model_dump(exclude_none=True))
             if not message.tool_calls:
                 return message.content or ""
             for call in message.tool_calls:
+                if call.type != "function":
+                    continue  # none is offered
                 arguments = json.loads(call.function.arguments)
                 text, ended = await call_tool(task, call.function.name, arguments)
                 if ended:

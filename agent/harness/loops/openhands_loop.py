@@ -47,7 +47,7 @@ def solve(task: HarnessTask, *, prompt: str = "openhands", iterations: int = 500
             "or pip install 'sao-agents[openhands]' there, and `runtime.python` says where that is"
         ) from error
 
-    class InTheEnvironment(ToolExecutor):  # type: ignore[misc, type-arg]
+    class InTheEnvironment(ToolExecutor):
         """Carries a call out where the environment lives."""
 
         def __init__(self, name: str) -> None:
