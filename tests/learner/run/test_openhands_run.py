@@ -47,5 +47,6 @@ def test_the_policy_learns_from_openhands_own_loop(tmp_path: Path) -> None:
     assert len(episodes) == STEPS * BATCH
     for episode in episodes:
         assert episode.env_id == "sao/SWEBench-v0"
-        assert '"name": "finish"' in episode.segments[0].text, "OpenHands' own tools are in the prompt"
-        assert episode.branches == ()
+        assert episode.branches == (), "its history stays one chain"
+        assert episode.metrics["turns"] == len(episode.actions)
+    assert any(len(episode.actions) > 1 for episode in episodes), "calls were carried out, and answered"
