@@ -19,9 +19,10 @@ import ctypes
 import os
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, Process
+from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.02
@@ -29,27 +30,35 @@ _POLL_S = 0.02
 
 async def start_child(
     *command: str,
-    log: Path,
+    log: Path | int,
     env: Mapping[str, str],
     stdin: int = DEVNULL,
+    cwd: Path | None = None,
     when_parent_dies: signal.Signals | None = None,
 ) -> Process:
-    """Start `command` in a session of its own; its output is appended to `log`. Raises OSError.
+    """Start `command` in a session of its own; its output is appended to `log`, a file or a descriptor. Raises OSError.
 
     `when_parent_dies`: what Linux sends it if this process dies, by SIGKILL too. None for children that watch for
     that themselves.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+
+    async def start(output: int | BinaryIO) -> Process:
         return await asyncio.create_subprocess_exec(
             *command,
             stdin=stdin,
             stdout=output,
-            stderr=output,
+            stderr=STDOUT,
             env=env,
+            cwd=cwd,
             start_new_session=True,
             preexec_fn=_dying_with_parent(when_parent_dies),
         )
+
+    if isinstance(log, int):
+        return await start(log)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        return await start(output)
 
 
 def _dying_with_parent(number: signal.Signals | None) -> Callable[[], None] | None:

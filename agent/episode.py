@@ -89,6 +89,22 @@ class Segment(msgspec.Struct, frozen=True, omit_defaults=True):
     experts: Experts | None = None
 
 
+class Branch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A chain of segments beside an episode's main one: what was asked with another prompt than what had been sampled.
+
+    An agent that compacts its history, asks a sub-agent, strips thinking or talks in parallel makes them. A branch has
+    the shape of the main chain: it begins with a prompt, which may repeat tokens that another chain has as actions, and
+    `turn_rewards[i]` followed its i-th action. `Episode` says what that is worth.
+    """
+
+    segments: tuple[Segment, ...]
+    turn_rewards: tuple[float, ...]
+
+    @property
+    def actions(self) -> list[Segment]:
+        return [s for s in self.segments if s.kind == "action"]
+
+
 class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Wall-clock of an episode. `issued_at` and `finished_at` are Unix seconds, the others durations in seconds."""
 
@@ -103,6 +119,10 @@ class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `environment`: by which name a run of several environments, or of several evaluation sets, knows the one that this
     is of; "" where there is one only.
+
+    `branches`: chains of segments beside `segments`, in the order in which they began; most episodes have none.
+    Actions, tokens, versions and the reward are counted over all chains, the main one first. The learner trains every
+    chain as a row of its own, whose last action gets what is missing to the episode's reward.
     """
 
     id: str
@@ -119,10 +139,17 @@ class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
     metrics: dict[str, Any] = {}
     schema: int = SCHEMA_VERSION
     environment: str = ""
+    branches: tuple[Branch, ...] = ()
+
+    @property
+    def chains(self) -> tuple[Branch, ...]:
+        """The main chain in the form of a branch, and the branches."""
+        return (Branch(self.segments, self.turn_rewards), *self.branches)
 
     @property
     def actions(self) -> list[Segment]:
-        return [s for s in self.segments if s.kind == "action"]
+        """The actions of every chain, the main one's first."""
+        return [action for chain in self.chains for action in chain.actions]
 
     @property
     def action_tokens(self) -> int:
@@ -130,8 +157,8 @@ class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def reward(self) -> float:
-        """The undiscounted return of the episode."""
-        return math.fsum(self.turn_rewards)
+        """The undiscounted return of the episode: every reward of every chain."""
+        return math.fsum(reward for chain in self.chains for reward in chain.turn_rewards)
 
     @property
     def oldest_version(self) -> int | None:
@@ -150,34 +177,40 @@ def validate(episode: Episode) -> Episode:
     """
     if episode.schema != SCHEMA_VERSION:
         raise EpisodeError(f"episode {episode.id}: schema {episode.schema}, this program reads {SCHEMA_VERSION}")
-    if not episode.segments or episode.segments[0].kind != "prompt":
-        raise EpisodeError(f"episode {episode.id}: the first segment must be the prompt")
-    if len(episode.turn_rewards) != len(episode.actions):
-        raise EpisodeError(
-            f"episode {episode.id}: {len(episode.turn_rewards)} rewards for {len(episode.actions)} actions"
-        )
-    rewards = episode.turn_rewards
-    if not all(abs(r) <= LARGEST_REWARD for r in rewards) or not abs(episode.reward) <= LARGEST_REWARD:
-        raise EpisodeError(f"episode {episode.id}: a reward is not finite, or above {LARGEST_REWARD:g}")
-    for index, segment in enumerate(episode.segments):
+    for number, chain in enumerate(episode.chains):
+        _validate_chain(chain, f"episode {episode.id}" + (f", branch {number - 1}" if number else ""))
+    if not abs(episode.reward) <= LARGEST_REWARD:
+        raise EpisodeError(f"episode {episode.id}: its reward is not finite, or above {LARGEST_REWARD:g}")
+    if episode.stop_reason.trainable and episode.action_tokens == 0:
+        raise EpisodeError(f"episode {episode.id}: no action token")
+    if any(not sum(len(action.token_ids) for action in branch.actions) for branch in episode.branches):
+        raise EpisodeError(f"episode {episode.id}: a branch has no action token")
+    return episode
+
+
+def _validate_chain(chain: Branch, name: str) -> None:
+    if not chain.segments or chain.segments[0].kind != "prompt":
+        raise EpisodeError(f"{name}: the first segment must be the prompt")
+    if len(chain.turn_rewards) != len(chain.actions):
+        raise EpisodeError(f"{name}: {len(chain.turn_rewards)} rewards for {len(chain.actions)} actions")
+    if not all(abs(r) <= LARGEST_REWARD for r in chain.turn_rewards):
+        raise EpisodeError(f"{name}: a reward is not finite, or above {LARGEST_REWARD:g}")
+    for index, segment in enumerate(chain.segments):
         want = len(segment.token_ids) if segment.kind == "action" else 0
         if len(segment.logprobs) != want or len(segment.versions) != want:
             raise EpisodeError(
-                f"episode {episode.id}, segment {index} ({segment.kind}, {len(segment.token_ids)} tokens): "
+                f"{name}, segment {index} ({segment.kind}, {len(segment.token_ids)} tokens): "
                 f"{len(segment.logprobs)} log-probs and {len(segment.versions)} versions, expected {want} of each"
             )
         if segment.experts is not None:
             tokens, rest = _tokens_of(segment.experts)
             if rest or tokens > len(segment.token_ids):
                 raise EpisodeError(
-                    f"episode {episode.id}, segment {index}: experts of {tokens} tokens and {rest} bytes for "
+                    f"{name}, segment {index}: experts of {tokens} tokens and {rest} bytes for "
                     f"{len(segment.token_ids)} tokens"
                 )
         if any(not p < math.inf for p in segment.logprobs):  # -inf is a probability of 0, which the gate knows
-            raise EpisodeError(f"episode {episode.id}, segment {index}: a log-prob is NaN or inf")
-    if episode.stop_reason.trainable and episode.action_tokens == 0:
-        raise EpisodeError(f"episode {episode.id}: no action token")
-    return episode
+            raise EpisodeError(f"{name}, segment {index}: a log-prob is NaN or inf")
 
 
 def _tokens_of(experts: Experts) -> tuple[int, int]:

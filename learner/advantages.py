@@ -1,7 +1,8 @@
 # ruff: noqa: F722
 """Credit assignment: from rewards and values to one advantage per action token.
 
-Pure functions on torch tensors. One row is one episode, [B, T]; packing exists only around forwards. `values[b, t]` is
+Pure functions on torch tensors. One row is one episode, [B, T], or one chain of an episode that has branches; packing
+exists only around forwards. `values[b, t]` is
 the value of the state in which token t was chosen (the critic's output at t-1), so that a turn's first action has seen
 the observation before it. Off the action mask no input is read (it may be NaN) and outputs and gradients are 0.
 Everything here is differentiable in `values`; the losses treat advantages and returns as constants.
@@ -53,7 +54,8 @@ class CreditInputs:
 
     rewards, values, logprobs and rollout_logprobs float[B,T]; action_mask [B,T]; turn_ids int[B,T]; bootstrap float[B].
     `group_ids` [B]: episodes of one prompt, all of them in this call. `prompt_ids` [B]: for a running mean that is kept
-    per prompt. `task_ids` [B]: the kind of task of each episode. `values` count as constants.
+    per prompt. `task_ids` [B]: the kind of task of each episode. `episodes` [B]: of which one each row is, where it may
+    have several; what compares episodes counts each once, by the first of its rows. `values` count as constants.
     """
 
     rewards: Float[Tensor, "B T"]
@@ -67,6 +69,7 @@ class CreditInputs:
     prompt_ids: Sequence[str | int] | None = None
     task_ids: Int[Tensor, " B"] | Sequence[Hashable] | None = None
     running_mean: RunningMeanBaseline | None = None
+    episodes: Int[Tensor, " B"] | Sequence[Hashable] | None = None
 
 
 class _Actions(NamedTuple):
@@ -118,8 +121,9 @@ def next_action_index(action_mask: Shaped[Tensor, "B T"]) -> Int[Tensor, "B T"]:
 def length_adaptive_lambda(action_counts: Shaped[Tensor, " B"], alpha: float = 1.5) -> Float[Tensor, " B"]:
     """lambda = 1 - 1 / (alpha * l), clamped to [0, 1] (VAPO; SAO uses alpha = 1.5 for the policy only).
 
-    `action_counts` is l, the number of action tokens of each episode (turns for the step presets), never its length
-    with observations. Integers give float64: at l = 40,000 float32 would keep only three digits of 1 - lambda.
+    `action_counts` is l, the number of action tokens of each row (turns for the step presets), never its length with
+    observations; a chain of an episode with branches counts its own. Integers give float64: at l = 40,000 float32 would
+    keep only three digits of 1 - lambda.
     """
     if not alpha > 0:
         raise ValueError(f"alpha is {alpha}, expected a number above 0")
@@ -311,7 +315,7 @@ def normalize_by_task(
 
 
 def episode_rewards(rewards: Float[Tensor, "B T"], action_mask: Shaped[Tensor, "B T"]) -> Float[Tensor, " B"]:
-    """The undiscounted reward of each episode, [B]: the sum over its action tokens."""
+    """The undiscounted reward of each row's episode, [B]: the sum over its action tokens."""
     mask = as_mask(action_mask)
     require_shape(mask, rewards=rewards)
     dtype = compute_dtype(rewards)

@@ -76,11 +76,14 @@ def episode_page(episode: Episode, views: Sequence[TokenView], header: str) -> s
     scale = max(known, default=0.0) or 1.0
     sections = []
     turn = 0
+    segments = [segment for chain in episode.chains for segment in chain.segments]
+    rewards = [reward for chain in episode.chains for reward in chain.turn_rewards]
     for number, group in itertools.groupby(views, key=lambda view: view.segment):
-        segment = episode.segments[number]
-        label = f"{segment.kind}, {len(segment.token_ids)} tokens"
+        segment = segments[number]
+        branch = "branch: " if segment.kind == "prompt" and number else ""
+        label = f"{branch}{segment.kind}, {len(segment.token_ids)} tokens"
         if segment.kind == "action":
-            label += f", {segment.finish_reason}, reward {episode.turn_rewards[turn]:g}"
+            label += f", {segment.finish_reason}, reward {rewards[turn]:g}"
             turn += 1
         spans = "".join(_span(view, scale) for view in group)
         sections.append(

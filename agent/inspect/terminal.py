@@ -22,7 +22,7 @@ def episode_header(episode: Episode, annotations: TokenAnnotations | None) -> st
     lines = [
         f"{episode.id}  {named}  task {episode.task_id}",
         f"{episode.stop_reason.value}, reward {episode.reward:g}, rewards by turn "
-        + (" ".join(f"{reward:g}" for reward in episode.turn_rewards) or "none"),
+        + (" ".join(f"{reward:g}" for chain in episode.chains for reward in chain.turn_rewards) or "none"),
         f"{len(episode.actions)} turns, {episode.action_tokens} action tokens, temperature {sampling.temperature:g}, "
         f"top-p {sampling.top_p:g}; {times.finished_at - times.issued_at:.1f} s "
         f"(engine {times.generate_s:.1f}, environment {times.environment_s:.1f}); {trained}",

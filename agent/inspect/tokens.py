@@ -18,8 +18,9 @@ GATES = {0: "", -1: "low", 1: "high", 2: "not finite"}
 class TokenView:
     """One token. What does not apply to it (an observation has no log-prob), or is not known, is None.
 
-    `logprob` is the engine's, as sampled; `learner_logprob`, `lag`, `gate`, `value` and `advantage` are the
-    learner's, of the update that trained on the episode. `gate` is "" for a trusted token.
+    `segment` counts through all chains of an episode, its branches last. `logprob` is the engine's, as sampled;
+    `learner_logprob`, `lag`, `gate`, `value` and `advantage` are the learner's, of the update that trained on the
+    episode. `gate` is "" for a trusted token.
     """
 
     segment: int
@@ -72,14 +73,14 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
 
 
 def token_views(episode: Episode, annotations: TokenAnnotations | None, tokenizer: Tokenizer | None) -> list[TokenView]:
-    """Every token of `episode`; raises `ValueError` if the annotations are not of this episode."""
+    """Every token of `episode`, its branches last; raises `ValueError` if the annotations are not of this episode."""
     if annotations is not None and len(annotations.values) != episode.action_tokens:
         raise ValueError(
             f"episode {episode.id} has {episode.action_tokens} action tokens and {len(annotations.values)} annotations"
         )
     views: list[TokenView] = []
     place = 0
-    for number, segment in enumerate(episode.segments):
+    for number, segment in enumerate(s for chain in episode.chains for s in chain.segments):
         texts = token_texts(segment.token_ids, tokenizer)
         for index, (token_id, text) in enumerate(zip(segment.token_ids, texts, strict=True)):
             if segment.kind != "action":

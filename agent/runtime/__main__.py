@@ -13,8 +13,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent import STARTED_BY
 from agent.backoff import Unreachable
@@ -25,7 +27,23 @@ from agent.engines.base import Engine
 from agent.runtime.settings import EXAMPLE, ConfigError, RuntimeConfig, load_config, parse_config
 from agent.runtime.watching.spans import Spans, configured_spans
 
+if TYPE_CHECKING:
+    from agent.runtime.rollout import RunEpisode
+
 log = logging.getLogger("agent.runtime")
+
+Turns = Callable[[RuntimeConfig], AbstractAsyncContextManager["RunEpisode"]]
+"""What makes episodes under a configuration, for as long as the runtime runs."""
+
+
+@asynccontextmanager
+async def own_turns(config: RuntimeConfig) -> AsyncIterator[RunEpisode]:
+    """The runtime makes the turns itself. Raises `ConfigError` where the configuration names another agent."""
+    from agent.runtime.rollout import rollout
+
+    if config.harness is not None:
+        raise ConfigError("`harness`: an agent that makes the turns itself is run by `python -m agent.harness`")
+    yield rollout
 
 
 async def _parent_gone(pid: int) -> None:
@@ -34,8 +52,19 @@ async def _parent_gone(pid: int) -> None:
         await asyncio.sleep(1.0)
 
 
-async def run(config: RuntimeConfig, *, exit_with_parent: bool, spans: Spans | None = None) -> int:
+async def run(
+    config: RuntimeConfig, *, exit_with_parent: bool, spans: Spans | None = None, turns: Turns = own_turns
+) -> int:
     """Run episodes until a signal, the parent's end (if asked) or an error; returns the exit status."""
+    try:
+        async with turns(config) as run_episode:
+            return await _run(config, run_episode, spans, exit_with_parent=exit_with_parent)
+    except ConfigError as error:
+        print(f"agent.runtime: {error}", file=sys.stderr)
+        return 2
+
+
+async def _run(config: RuntimeConfig, run_episode: RunEpisode, spans: Spans | None, *, exit_with_parent: bool) -> int:
     # Imported here: `--help` and a configuration error need none of it.
     from agent.chat.template import ChatTemplateError
     from agent.engines.client import HttpEngine
@@ -75,6 +104,7 @@ async def run(config: RuntimeConfig, *, exit_with_parent: bool, spans: Spans | N
         renderer=renderer,
         make_env=lambda env: make_core(env.id, **env.arguments),
         watching=Watching(board, spans),
+        run_episode=run_episode,
     )
     shown = contextlib.AsyncExitStack()
     if board is not None and config.metrics_port is not None:
@@ -129,12 +159,22 @@ async def run(config: RuntimeConfig, *, exit_with_parent: bool, spans: Spans | N
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status (0 stopped, 2 bad configuration, 3 store or engines unreachable)."""
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    turns: Turns = own_turns,
+    prog: str = "python -m agent.runtime",
+    description: str = "Run episodes: tickets from the store, tokens from the engines, episodes back to the store.",
+    example: str = EXAMPLE,
+) -> int:
+    """Command line; returns the exit status (0 stopped, 2 bad configuration, 3 store or engines unreachable).
+
+    `turns`, and what `--help` says of them: for agents that make the turns in the runtime's place.
+    """
     parser = argparse.ArgumentParser(
-        prog="python -m agent.runtime",
-        description="Run episodes: tickets from the store, tokens from the engines, episodes back to the store.",
-        epilog="Example configuration:\n\n" + EXAMPLE,
+        prog=prog,
+        description=description,
+        epilog="Example configuration:\n\n" + example,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML or JSON; without it, read from standard input")
@@ -154,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     with configured_spans() as spans:
-        return asyncio.run(run(config, exit_with_parent=arguments.exit_with_parent, spans=spans))
+        return asyncio.run(run(config, exit_with_parent=arguments.exit_with_parent, spans=spans, turns=turns))
 
 
 if __name__ == "__main__":

@@ -130,16 +130,17 @@ class ActionSampler:
         self.generate_s = 0.0
         self.faults = 0
 
-    async def sample(self, prompt: list[int], most_tokens: int) -> Action:
-        """Sample at most `most_tokens` tokens after `prompt`.
+    async def sample(self, prompt: list[int], most_tokens: int, *, stop: tuple[str, ...] = ()) -> Action:
+        """Sample at most `most_tokens` tokens after `prompt`. `stop`: strings that end this action, beside the usual.
 
         A request that failed or was aborted is followed by another one, from prompt and tokens so far. Raises
         `EngineFault` when the turn cannot go on (see `agent.runtime.rollout.rollout`), `EpisodeError` for an answer
         that nobody may train on, and what `recover` raises.
         """
         action, fruitless, faults, pauses = Action(), 0, 0, _Pauses(self._patience_s)
+        sampling = self._sampling.model_copy(update={"stop": (*self._sampling.stop, *stop)}) if stop else self._sampling
         while True:
-            params = self._sampling.params(
+            params = sampling.params(
                 max_tokens=most_tokens - len(action.token_ids),
                 stop_token_ids=self._stop_token_ids,
                 seed=self._next_seed(),

@@ -24,7 +24,7 @@ from agent.runtime.engine_requests import Action, ActionSampler, Recover
 from agent.runtime.environment_calls import EnvironmentCalls, Outcome
 from agent.runtime.episode_clock import EpisodeClock
 from agent.runtime.settings import SamplingConfig, StageLimits
-from agent.runtime.watching.watch import EpisodeWatch
+from agent.runtime.watching.watch import EpisodeWatch, figures_of
 from agent.store.protocol import Ticket
 from envs.core import AsyncEnv, EnvironmentFault, Message
 from envs.tool_calls import ToolFormat
@@ -80,8 +80,36 @@ class RolloutSettings:
     environment: str = ""
 
 
-def _tool_format(renderer: Renderer) -> ToolFormat:
+def tool_format_of(renderer: Renderer) -> ToolFormat:
+    """The form in which the policy behind `renderer` writes tool calls."""
     return getattr(renderer, "tool_format", "hermes")  # one of the reader's own may know of no forms
+
+
+def task_of(ticket: Ticket, env: EnvironmentCalls, env_id: str) -> str:
+    """The task that `ticket` asks for; raises `EnvironmentFault` where the environment has none of that number."""
+    task_ids = env.task_ids()
+    if not 0 <= ticket.task_index < len(task_ids):
+        raise EnvironmentFault(
+            f"ticket {ticket.id} asks for {ticket.kind} task {ticket.task_index}, but "
+            f"{env_id} has {len(task_ids)}: runtime and store disagree on the environment's arguments"
+        )
+    return task_ids[ticket.task_index]
+
+
+class RunEpisode(Protocol):
+    """How a runtime makes an episode of a ticket: `rollout`, or what runs another agent in its place."""
+
+    async def __call__(
+        self,
+        ticket: Ticket,
+        env: AsyncEnv,
+        engine: Engine,
+        renderer: Renderer,
+        settings: RolloutSettings,
+        *,
+        recover: Recover | None = None,
+        watch: EpisodeWatch | None = None,
+    ) -> Episode: ...
 
 
 class PromptTooLong(EpisodeError):
@@ -155,22 +183,15 @@ class _Rollout:
         self.asked = AskedEngine(engine, ticket, renderer, settings.limits, recover, seeded=settings.sampling.seeded)
 
     async def run(self) -> Episode:
-        self.task_id = self._asked_for()
+        self.task_id = task_of(self.ticket, self.env, self.settings.env_id)
         with self.watch.episode(self.ticket, self.task_id, self.settings.env_id) as span:
             episode = await self._run()
-            span.set_attributes(
-                {
-                    "sao.episode.stop_reason": episode.stop_reason.value,
-                    "sao.episode.reward": episode.reward,
-                    "sao.episode.turns": len(episode.turn_rewards),
-                    "gen_ai.usage.output_tokens": episode.action_tokens,
-                }
-            )
+            span.set_attributes(figures_of(episode))
         self.watch.ended(episode)
         return episode
 
     async def _run(self) -> Episode:
-        form = _tool_format(self.renderer)
+        form = tool_format_of(self.renderer)
         with self.watch.stage("reset"):
             opening = await self.env.reset(self.ticket.seed, self.task_id, form, self.asked.model)
         tools, conversation = opening.tools, opening.messages
@@ -232,16 +253,6 @@ class _Rollout:
             return await asyncio.to_thread(render, *arguments)
         except ChatTemplateError as error:
             raise EpisodeError(f"the chat template cannot render task {self.task_id}: {error}") from error
-
-    def _asked_for(self) -> str:
-        """The task that the ticket asks for."""
-        task_ids = self.env.task_ids()
-        if not 0 <= self.ticket.task_index < len(task_ids):
-            raise EnvironmentFault(
-                f"ticket {self.ticket.id} asks for {self.ticket.kind} task {self.ticket.task_index}, but "
-                f"{self.settings.env_id} has {len(task_ids)}: runtime and store disagree on the environment's arguments"
-            )
-        return task_ids[self.ticket.task_index]
 
     def _room(self) -> int:
         """Tokens that still fit in the context."""

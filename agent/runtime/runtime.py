@@ -16,7 +16,7 @@ from agent.episode import Episode, EpisodeError, StopReason
 from agent.runtime.assignments import Assignment, UnknownEnvironment, assignment_of
 from agent.runtime.delivery import Delivery, Store
 from agent.runtime.progress import NOT_KEPT, Progress
-from agent.runtime.rollout import PromptTooLong, Renderer, RolloutSettings, rollout
+from agent.runtime.rollout import PromptTooLong, Renderer, RolloutSettings, RunEpisode, rollout
 from agent.runtime.settings import ConfigError, EnvConfig, RuntimeConfig
 from agent.runtime.slot_environments import SlotEnvironments
 from agent.runtime.tickets import TicketSource
@@ -67,9 +67,11 @@ class Runtime:
         renderer: Renderer,
         make_env: Callable[[EnvConfig], AsyncEnv],
         watching: Watching | None = None,
+        run_episode: RunEpisode = rollout,
     ) -> None:
         self.config = config
         self.watching = watching or Watching()
+        self._run_episode = run_episode
         self.progress = Progress(config.concurrency)
         self._renderer = renderer
         self._make_env = make_env
@@ -161,7 +163,9 @@ class Runtime:
                 await self._await_pinned_version(ticket, seat)
                 env = await envs.get(key, assignment.env)
                 settings = self._settings(assignment)
-                episode = await rollout(ticket, env, seat, self._renderer, settings, recover=seat.move, watch=watch)
+                episode = await self._run_episode(
+                    ticket, env, seat, self._renderer, settings, recover=seat.move, watch=watch
+                )
                 _check_pinned_version(ticket, episode)
         except EngineFault as fault:
             return await self._fail(ticket, "engine", fault, watch)

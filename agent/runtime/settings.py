@@ -84,6 +84,47 @@ class EvaluationSettings(_Frozen):
     max_context_tokens: int | None = Field(default=None, ge=2)
 
 
+class HarnessConfig(_Frozen):
+    """An agent that exists already and makes the turns itself, through a session address; see docs/harness.md.
+
+    Give `command` or `call`. In the words of `command`, the values of `environment` and in `folder`, {task_id},
+    {task_file}, {session_url}, {openai_base_url}, {anthropic_base_url}, {api_key} and {model} stand for what is of the
+    episode, {scratch} for an empty folder that lives as long as it, and {python} for the runtime's own interpreter.
+    """
+
+    command: tuple[str, ...] = ()
+    """A program that is started once an episode."""
+    call: str = Field(default="", pattern=r"^$|^[\w.]+:\w+$")
+    """`package.module:function`, called with an `agent.harness.task.HarnessTask`. One that is `async` runs inside the
+    runtime; any other in a process of its own."""
+    environment: dict[str, str] = {}
+    """Further environment variables of the program."""
+    folder: str | None = None
+    """Where the program runs; None: where the runtime does."""
+    reward: Literal["environment", "posted"] = "environment"
+    """Who grades: the environment's verifier, or the harness itself with `POST .../reward`."""
+    model: str = "policy"
+    """The model's name, as it is listed; a request may ask for any."""
+    host: str = "127.0.0.1"
+    """Where session addresses listen. Their secret is in the path; beyond this machine it would travel in the clear."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """0 picks a free one."""
+    url: str | None = None
+    """How the program reaches that, where it is not http://host:port: from inside a container, say."""
+    grace_s: float = Field(default=5.0, gt=0)
+    """From SIGTERM to SIGKILL, for a program that has to end."""
+    max_branches: int = Field(default=64, ge=0)
+    """Chains beside the main one that an episode may have; a request that would begin another one is refused."""
+
+    @model_validator(mode="after")
+    def _one_way_to_start_it(self) -> HarnessConfig:
+        if bool(self.command) == bool(self.call):
+            raise ValueError("give `command` (a program) or `call` (package.module:function), one of the two")
+        if self.call and (self.environment or self.folder):
+            raise ValueError("`environment` and `folder` are of a `command`; a `call` runs where the runtime runs")
+        return self
+
+
 class StageLimits(_Frozen):
     """How long each stage may take, in seconds. Past a limit the stage has failed, except where the comment differs.
 
@@ -138,6 +179,8 @@ class RuntimeConfig(_Frozen):
     """Prompt, actions and observations together. No recorded episode is longer."""
     max_tokens_per_turn: int = Field(default=1024, ge=1)
     limits: StageLimits = StageLimits()
+    harness: HarnessConfig | None = None
+    """Who makes the turns: None: this runtime; else that agent, and `python -m agent.harness` has to be started."""
     worker: str = ""
     progress_every_s: float = Field(default=10.0, gt=0)
     spool: str | None = None

@@ -109,6 +109,7 @@ def project_step(folder: Path, name: str, gradients: Path) -> None:
         lengths=data["length"],
         truncated=torch.zeros(EPISODES, dtype=torch.bool),
         group_ids=torch.arange(EPISODES) // 8,
+        episodes=torch.arange(EPISODES),
         episode_ids=names,
         task_ids=names,
         families=names,

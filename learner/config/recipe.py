@@ -139,6 +139,14 @@ class Recipe(Section):
                 "learner.routing 'replayed' needs episodes that carry the experts an engine chose: set "
                 "engine.launch=vllm (the local engine returns none, and a server, learner.online, keeps none)"
             )
+        if self.runtime.harness is not None and self.learner.routing == "replayed":
+            raise ValueError(
+                "learner.routing 'replayed' with runtime.harness: its episodes carry no experts; write own"
+            )
+        if self.runtime.harness is not None and self.learner.online:
+            raise ValueError(
+                "runtime.harness has no effect with learner.online, which takes its episodes from a server"
+            )
         if self.runtime.max_context_tokens > self.engine.max_context:
             raise ValueError("runtime.max_context_tokens is larger than engine.max_context")
         if self.store.max_ready is not None and self.store.max_ready < self.learner.batch_size:

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from agent.chat.settings import ChatConfig
-from agent.runtime.settings import SamplingConfig, StageLimits
+from agent.runtime.settings import HarnessConfig, SamplingConfig, StageLimits
 from learner.config.section import Section
 
 
@@ -44,6 +44,7 @@ class RuntimeSection(Section):
     `python`: the interpreter that runs it, with this project installed (None: this one). OpenHands needs 3.12.
     `metrics_port`: of its `/metrics` and `/episodes` (0: a free one, which `runtime.port` in the run's folder names;
     None: no port), on the interface `metrics_host`. It asks for the run's key.
+    `harness`: an agent that exists already and makes the turns itself (docs/harness.md).
     """
 
     launch: bool = True
@@ -56,6 +57,7 @@ class RuntimeSection(Section):
     limits: StageLimits = StageLimits()
     metrics_port: int | None = Field(default=0, ge=0, le=65535)
     metrics_host: str = "127.0.0.1"
+    harness: HarnessConfig | None = None
 
 
 class StoreSection(Section):

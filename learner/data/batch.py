@@ -1,4 +1,4 @@
-"""Episodes become a batch: one row an episode, tokens as sampled, masks from segments.
+"""Episodes become a batch: one row a chain of an episode, tokens as sampled, masks from segments.
 
 Eligibility is decided here, once; everything downstream takes the mask as given.
 """
@@ -15,9 +15,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from agent.episode import Episode, StopReason
+from agent.episode import Branch, Episode, StopReason
 from learner.advantages import CreditInputs, episode_rewards
 from learner.faults import LearnerFault
+from learner.maths.tensors import first_rows
 
 PAD = 0  # any valid id will do: padding sits behind the last token, where causal attention never looks
 
@@ -28,11 +29,14 @@ PER_TOKEN = ("input_ids", "action_mask", "rollout_logprobs", "versions", "reward
 
 @dataclass(frozen=True)
 class Batch:
-    """B episodes of at most T tokens, padded on the right. Built on the CPU.
+    """B rows of at most T tokens, padded on the right. Built on the CPU.
+
+    A row is an episode, or one chain of it where it has branches: its main chain, and behind that each branch.
+    `episodes` int64[B] says of which episode of the whole batch each row is; rows of one episode stand side by side.
 
     input_ids int64[B,T]; action_mask bool[B,T]; rollout_logprobs float32[B,T] and versions int64[B,T] (0 and -1
     off the mask); rewards float32[B,T] (each turn's reward on the turn's last action token); turn_ids int64[B,T]
-    (0,1,... inside actions, -1 elsewhere); lengths int64[B]; truncated bool[B]; group_ids int64[B].
+    (0,1,... inside a row's actions, -1 elsewhere); lengths int64[B]; truncated bool[B]; group_ids int64[B].
     experts int16[B,T,layers,k] or None: those that the engine chose for token t as it stood in its input, -1 where
     that is not known.
     """
@@ -46,6 +50,7 @@ class Batch:
     lengths: Tensor
     truncated: Tensor
     group_ids: Tensor
+    episodes: Tensor
     episode_ids: tuple[str, ...]
     task_ids: tuple[str, ...]
     families: tuple[str, ...]  # the kind of task: a family of problems of an environment
@@ -53,6 +58,7 @@ class Batch:
 
     @property
     def size(self) -> int:
+        """How many rows."""
         return len(self.episode_ids)
 
     @property
@@ -66,7 +72,7 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tokens on `device`; `lengths`, by which it is cut, stay on the CPU, and `experts`,
         which are large and read by micro-batch."""
-        names = (*PER_TOKEN, "truncated", "group_ids")
+        names = (*PER_TOKEN, "truncated", "group_ids", "episodes")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     @classmethod
@@ -83,6 +89,7 @@ class Batch:
             lengths=torch.full((2,), 2),
             truncated=torch.zeros(2, dtype=torch.bool),
             group_ids=torch.zeros(2, dtype=torch.int64),
+            episodes=torch.arange(2),
             episode_ids=("", ""),
             task_ids=("", ""),
             families=("", ""),
@@ -132,13 +139,14 @@ class Batch:
             turn_ids=self.turn_ids,
             rollout_logprobs=self.rollout_logprobs,
             group_ids=self.group_ids,
+            episodes=self.episodes,
             prompt_ids=self.task_ids,
             task_ids=self.families,
             **computed,
         )
 
     def rows(self, index: Sequence[int]) -> Batch:
-        """The sub-batch of these rows, cut to its own longest episode."""
+        """The sub-batch of these rows, cut to its own longest one."""
         rows = torch.as_tensor(index, dtype=torch.int64)
         width = int(self.lengths[rows].max()) if len(index) else 0
         return Batch(
@@ -146,6 +154,7 @@ class Batch:
             lengths=self.lengths[rows],
             truncated=self.truncated[rows],
             group_ids=self.group_ids[rows],
+            episodes=self.episodes[rows],
             episode_ids=tuple(self.episode_ids[i] for i in index),
             task_ids=tuple(self.task_ids[i] for i in index),
             families=tuple(self.families[i] for i in index),
@@ -191,6 +200,17 @@ def is_trained(episode: Episode, truncation: str) -> bool:
     return episode.stop_reason.trainable and not (truncation == "drop" and episode.stop_reason.truncated)
 
 
+def rows_of(episodes: Sequence[Episode]) -> list[tuple[int, Branch]]:
+    """The rows of a batch of `episodes`: every chain, with the index of its episode."""
+    return [(index, chain) for index, episode in enumerate(episodes) for chain in episode.chains]
+
+
+def places_of_rows(episodes: Sequence[Episode], chosen: Sequence[int]) -> list[int]:
+    """Which rows of a batch of `episodes` are of the `chosen` ones."""
+    wanted = set(chosen)
+    return [row for row, (index, _) in enumerate(rows_of(episodes)) if index in wanted]
+
+
 def build_batch(
     episodes: Sequence[Episode],
     *,
@@ -198,18 +218,23 @@ def build_batch(
     temperature: float | None = None,
     routing: bool = False,
 ) -> Batch:
-    """Lay episodes out as rows. With `truncation="drop"` the action mask of a truncated episode is empty; with
-    `routing` the batch holds the experts that the episodes carry, if any does.
+    """Lay episodes out as rows, one for every chain.
+
+    With `truncation="drop"` the action mask of a truncated episode is empty; with `routing` the batch holds the experts
+    that the episodes carry, if any does.
 
     `temperature`: the one that log-probs are computed at, for `require_sampling`; None asks nothing.
 
     Rewards go on the last token of the action they followed. An action without tokens (an empty completion would
-    have been an engine fault) hands its reward to the action before it, so that no reward is lost.
+    have been an engine fault) hands its reward to the action before it, so that no reward is lost. Where an episode has
+    branches, the last action of each row also gets the rewards that stand on the other chains: the rewards of every row
+    sum up to the episode's.
     """
     if temperature is not None:
         require_sampling(episodes, temperature)
-    size = len(episodes)
-    lengths = [sum(len(s.token_ids) for s in episode.segments) for episode in episodes]
+    rows = rows_of(episodes)
+    size = len(rows)
+    lengths = [sum(len(s.token_ids) for s in chain.segments) for _, chain in rows]
     width = max(lengths, default=0)
     input_ids = torch.full((size, width), PAD, dtype=torch.int64)
     action_mask = torch.zeros(size, width, dtype=torch.bool)
@@ -218,10 +243,10 @@ def build_batch(
     rewards = torch.zeros(size, width)
     turn_ids = torch.full((size, width), -1, dtype=torch.int64)
     groups: dict[str, int] = {}
-    for row, episode in enumerate(episodes):
-        trained = is_trained(episode, truncation)
+    for row, (index, chain) in enumerate(rows):
+        trained = is_trained(episodes[index], truncation)
         start, turn, last_action = 0, 0, -1
-        for segment in episode.segments:
+        for segment in chain.segments:
             stop = start + len(segment.token_ids)
             input_ids[row, start:stop] = torch.tensor(segment.token_ids, dtype=torch.int64)
             if segment.kind == "action":
@@ -233,9 +258,12 @@ def build_batch(
                     versions[row, start:stop] = torch.tensor(segment.versions, dtype=torch.int64)
                     turn_ids[row, start:stop] = turn
                 if trained and last_action >= 0:
-                    rewards[row, last_action] += episode.turn_rewards[turn]
+                    rewards[row, last_action] += chain.turn_rewards[turn]
                 turn += 1
             start = stop
+        if trained and episodes[index].branches and last_action >= 0:
+            rewards[row, last_action] += episodes[index].reward - math.fsum(chain.turn_rewards)
+    of = [episodes[index] for index, _ in rows]
     return Batch(
         input_ids=input_ids,
         action_mask=action_mask,
@@ -244,14 +272,13 @@ def build_batch(
         rewards=rewards,
         turn_ids=turn_ids,
         lengths=torch.tensor(lengths, dtype=torch.int64),
-        truncated=torch.tensor([e.stop_reason.truncated for e in episodes], dtype=torch.bool),
-        group_ids=torch.tensor(
-            [groups.setdefault(e.group_id or e.id, len(groups)) for e in episodes], dtype=torch.int64
-        ),
-        episode_ids=tuple(episode.id for episode in episodes),
-        task_ids=tuple(_prompt_of(episode) for episode in episodes),
-        families=tuple(family_of(episode) for episode in episodes),
-        experts=_experts(episodes, width) if routing else None,
+        truncated=torch.tensor([e.stop_reason.truncated for e in of], dtype=torch.bool),
+        group_ids=torch.tensor([groups.setdefault(e.group_id or e.id, len(groups)) for e in of], dtype=torch.int64),
+        episodes=torch.tensor([index for index, _ in rows], dtype=torch.int64),
+        episode_ids=tuple(episode.id for episode in of),
+        task_ids=tuple(_prompt_of(episode) for episode in of),
+        families=tuple(family_of(episode) for episode in of),
+        experts=_experts([chain for _, chain in rows], width) if routing else None,
     )
 
 
@@ -264,23 +291,23 @@ def without_constant_groups(batch: Batch) -> tuple[Batch, float]:
     rewards, present = episode_rewards(batch.rewards, batch.action_mask).tolist(), batch.action_mask.any(1).tolist()
     seen: dict[int, set[float]] = {}
     groups = batch.group_ids.tolist()
-    for group, reward, here in zip(groups, rewards, present, strict=True):
-        seen.setdefault(group, set()).update([reward] if here else [])
+    for row in first_rows(batch.episodes.tolist()):
+        seen.setdefault(groups[row], set()).update([rewards[row]] if present[row] else [])
     constant = {group for group, different in seen.items() if len(different) < 2}
     kept = torch.tensor([group not in constant for group in groups], dtype=torch.bool)
     return replace(batch, action_mask=batch.action_mask & kept[:, None]), len(constant) / max(len(seen), 1)
 
 
-def _experts(episodes: Sequence[Episode], width: int) -> Tensor | None:
-    shapes = {(s.experts.layers, s.experts.top_k) for e in episodes for s in e.segments if s.experts}
+def _experts(chains: Sequence[Branch], width: int) -> Tensor | None:
+    shapes = {(s.experts.layers, s.experts.top_k) for chain in chains for s in chain.segments if s.experts}
     if not shapes:
         return None
     if len(shapes) > 1:
         raise LearnerFault(f"episodes of one batch carry experts of different models: (layers, top-k) {sorted(shapes)}")
-    experts = torch.full((len(episodes), width, *shapes.pop()), -1, dtype=torch.int16)
-    for row, episode in enumerate(episodes):
+    experts = torch.full((len(chains), width, *shapes.pop()), -1, dtype=torch.int16)
+    for row, chain in enumerate(chains):
         start = 0
-        for segment in episode.segments:
+        for segment in chain.segments:
             if segment.experts:
                 known = torch.from_numpy(segment.experts.array().astype("int16"))
                 experts[row, start : start + len(known)] = known
@@ -293,7 +320,14 @@ def shuffled_rewards(episodes: Sequence[Episode], seed: int) -> list[Episode]:
     totals = [episode.reward for episode in episodes]
     random.Random(seed).shuffle(totals)
     return [
-        msgspec.structs.replace(episode, turn_rewards=(0.0,) * (len(episode.turn_rewards) - 1) + (total,))
+        msgspec.structs.replace(
+            episode,
+            turn_rewards=(0.0,) * (len(episode.turn_rewards) - 1) + (total,),
+            branches=tuple(
+                msgspec.structs.replace(branch, turn_rewards=(0.0,) * len(branch.turn_rewards))
+                for branch in episode.branches
+            ),
+        )
         if episode.turn_rewards
         else episode
         for episode, total in zip(episodes, totals, strict=True)

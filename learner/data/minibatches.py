@@ -9,7 +9,9 @@ from learner.parallel.dealing import groups_of, rows_of_rank, tokens_of
 
 
 def minibatches_of(episodes: Sequence[Episode], count: int) -> list[list[int]]:
-    """The rows of each of `count` parts of a batch: whole groups, as many in each (one more at most), of like length.
+    """The episodes, by index, of each of `count` parts of a batch.
+
+    Whole groups, as many in each part (one more at most), of like length.
 
     It looks at the whole batch, so the parts are the same however many ranks share them. In each round every part is
     given a group, the one with the fewest tokens the longest. Raises `ValueError` for fewer groups than parts.
@@ -33,7 +35,7 @@ def minibatches_of(episodes: Sequence[Episode], count: int) -> list[list[int]]:
 
 
 def share_of_rank(episodes: Sequence[Episode], parts: Sequence[Sequence[int]], rank: int, world: int) -> list[int]:
-    """The rows that are for `rank` of `world`: its share of every part, in the order of the batch."""
+    """The episodes, by index, that are for `rank` of `world`: its share of every part, in the order of the batch."""
     rows: list[int] = []
     for part in parts:
         rows += [part[row] for row in rows_of_rank([episodes[row] for row in part], rank, world)]

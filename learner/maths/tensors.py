@@ -1,8 +1,9 @@
 # ruff: noqa: F722
-"""The three small things that every function of the maths needs: masks, dtypes and checked shapes."""
+"""The small things that functions of the maths need: masks, dtypes, checked shapes, the rows of an episode."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,3 +46,11 @@ def as_mask(action_mask: Shaped[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
 def read(tensor: Tensor, mask: Bool[Tensor, "B T"], dtype: torch.dtype) -> Tensor:
     """`tensor` where `mask`, 0 elsewhere. What is off the mask, NaN included, reaches neither value nor gradient."""
     return torch.where(mask, tensor.to(dtype), torch.zeros((), dtype=dtype, device=tensor.device))
+
+
+def first_rows(episodes: Sequence[Hashable]) -> list[int]:
+    """The first row of each episode, given of which one each row is."""
+    first: dict[Hashable, int] = {}
+    for row, episode in enumerate(episodes):
+        first.setdefault(episode, row)
+    return list(first.values())

@@ -23,7 +23,7 @@ from learner.advantages import (
     turn_counts,
     vtrace,
 )
-from learner.maths.tensors import as_mask
+from learner.maths.tensors import as_mask, first_rows
 from learner.methods.algorithm import Algorithm
 from learner.methods.inputs import given
 
@@ -91,10 +91,11 @@ def _running_mean_advantages(algorithm: Algorithm, inputs: CreditInputs) -> Floa
     if len(prompts) != len(rewards):
         raise ValueError(f"prompt_ids has {len(prompts)} entries, expected {len(rewards)}: one an episode")
     mask = as_mask(inputs.action_mask)
-    rows = zip(rewards.tolist(), prompts, mask.any(1).tolist(), strict=True)
+    found, counts = rewards.tolist(), mask.any(1).tolist()
+    first, row_of = _one_row_an_episode(inputs)
     # An episode that was dropped has no place in the history either.
-    per_episode = [baseline.advantage(reward, prompt) if counts else 0.0 for reward, prompt, counts in rows]
-    return spread_over_actions(rewards.new_tensor(per_episode), mask)
+    per_episode = {row: baseline.advantage(found[row], prompts[row]) if counts[row] else 0.0 for row in first}
+    return spread_over_actions(rewards.new_tensor([per_episode[row] for row in row_of]), mask)
 
 
 def _policy_lambda(algorithm: Algorithm, counts: Int[Tensor, " B"]) -> float | Float[Tensor, " B"]:
@@ -105,29 +106,40 @@ def _episode_rewards(inputs: CreditInputs) -> Float[Tensor, " B"]:
     return episode_rewards(inputs.rewards, as_mask(inputs.action_mask))
 
 
+def _one_row_an_episode(inputs: CreditInputs) -> tuple[list[int], list[int]]:
+    """The row that stands for each episode, and for every row the one that stands for its episode."""
+    given_ids, rows = inputs.episodes, inputs.action_mask.shape[0]
+    if given_ids is None:
+        return list(range(rows)), list(range(rows))
+    episodes: list[Hashable] = given_ids.tolist() if isinstance(given_ids, Tensor) else list(given_ids)
+    if len(episodes) != rows:
+        raise ValueError(f"episodes has {len(episodes)} entries, expected {rows}: one a row")
+    first = first_rows(episodes)
+    standing = {episodes[row]: row for row in first}
+    return first, [standing[episode] for episode in episodes]
+
+
 def _compared(
     algorithm: Algorithm, inputs: CreditInputs, compare: Callable[[Tensor, Sequence[Hashable]], Tensor]
 ) -> Float[Tensor, "B T"]:
     """`compare(rewards[N], group_ids[N])` of the episodes with an action token, given to each of their tokens.
 
-    A dropped episode (an empty mask) is in no mean. What it leaves alone in its group has nothing to be compared
-    with, and advantage 0; a group that came with one episode only is an error still.
+    An episode with branches is one of its group, not as many as it has rows. A dropped episode (an empty mask) is in no
+    mean. What it leaves alone in its group has nothing to be compared with, and advantage 0; a group that came with one
+    episode only is an error still.
     """
     ids, mask = given(algorithm, "group_ids", inputs.group_ids), as_mask(inputs.action_mask)
     groups: list[Hashable] = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     if len(groups) != mask.shape[0]:
         raise ValueError(f"group_ids has {len(groups)} entries, expected {mask.shape[0]}: one an episode")
     counts = mask.any(1).tolist()
-    came, stayed = Counter(groups), Counter(group for group, here in zip(groups, counts, strict=True) if here)
-    rows = [
-        row
-        for row, (group, here) in enumerate(zip(groups, counts, strict=True))
-        if came[group] < 2 or (here and stayed[group] > 1)
-    ]
+    first, row_of = _one_row_an_episode(inputs)
+    came, stayed = Counter(groups[row] for row in first), Counter(groups[row] for row in first if counts[row])
+    rows = [row for row in first if came[groups[row]] < 2 or (counts[row] and stayed[groups[row]] > 1)]
     rewards = _episode_rewards(inputs)
     per_episode = torch.zeros_like(rewards)
     per_episode[rows] = compare(rewards[rows], [groups[row] for row in rows])
-    return spread_over_actions(per_episode, mask)
+    return spread_over_actions(per_episode[row_of], mask)
 
 
 def vtrace_of(algorithm: Algorithm, inputs: CreditInputs) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:

@@ -12,20 +12,24 @@ EVEN_ENOUGH = 1.01
 
 
 def groups_of(episodes: Sequence[Episode]) -> list[list[int]]:
-    """The rows of each group of a batch, in the order in which groups come; an episode without one is its own."""
+    """The episodes of each group of a batch, by index, in the order in which groups come; one without is its own."""
     groups: dict[str, list[int]] = {}
     for row, episode in enumerate(episodes):
         groups.setdefault(episode.group_id or episode.id, []).append(row)
     return list(groups.values())
 
 
-def tokens_of(episodes: Sequence[Episode], rows: Sequence[int]) -> int:
-    """How many tokens these rows have together."""
-    return sum(len(segment.token_ids) for row in rows for segment in episodes[row].segments)
+def tokens_of(episodes: Sequence[Episode], chosen: Sequence[int]) -> int:
+    """How many tokens the chosen ones have together, in all their chains."""
+    return sum(
+        len(segment.token_ids) for index in chosen for chain in episodes[index].chains for segment in chain.segments
+    )
 
 
 def rows_of_rank(episodes: Sequence[Episode], rank: int, world: int) -> list[int]:
-    """The rows of a batch that are for `rank` of `world`: whole groups, dealt so that ranks have as many tokens.
+    """The episodes of a batch, by index, that are for `rank` of `world`.
+
+    They are whole groups, dealt so that ranks have as many tokens.
 
     A group is never split, because its advantages compare its members. Tokens are what is evened out, not their cost
     in attention: micro-batches, memory and most of the time follow them. Where there are fewer groups than ranks, the

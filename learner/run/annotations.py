@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from agent.inspect.annotations import TokenAnnotations
@@ -18,14 +20,22 @@ def step_annotations(batch: Batch, result: StepResult, version: int) -> list[Tok
     if result.logprobs is None or result.advantages is None or result.gated is None:
         return []
     values = result.values if result.values is not None else torch.zeros_like(result.advantages)
+    rows_of: dict[int, list[int]] = {}
+    for row, episode in enumerate(batch.episodes.tolist()):
+        rows_of.setdefault(episode, []).append(row)
+
+    def tokens(tensor: torch.Tensor, rows: list[int]) -> list[Any]:
+        """Of every action token of an episode, one chain after the other."""
+        return [value for row in rows for value in tensor[row][batch.action_mask[row]].tolist()]
+
     return [
         TokenAnnotations(
-            episode_id=episode_id,
+            episode_id=batch.episode_ids[rows[0]],
             trained_version=version,
-            logprobs=result.logprobs[row][mask].tolist(),
-            values=values[row][mask].tolist(),
-            advantages=result.advantages[row][mask].tolist(),
-            gated=result.gated[row][mask].tolist(),
+            logprobs=tokens(result.logprobs, rows),
+            values=tokens(values, rows),
+            advantages=tokens(result.advantages, rows),
+            gated=tokens(result.gated, rows),
         )
-        for row, (episode_id, mask) in enumerate(zip(batch.episode_ids, batch.action_mask, strict=True))
+        for rows in rows_of.values()
     ]

@@ -20,7 +20,7 @@ from agent.episode import Episode
 from learner.advantages import RunningMeanBaseline
 from learner.algorithms import Algorithm
 from learner.config import Recipe, RecipeError
-from learner.data.batch import Batch, build_batch, shuffled_rewards, without_constant_groups
+from learner.data.batch import Batch, build_batch, places_of_rows, shuffled_rewards, without_constant_groups
 from learner.data.minibatches import minibatches_of, places, share_of_rank
 from learner.faults import LearnerFault
 from learner.model.adapter import WithoutAdapter, add_adapter, write_adapter
@@ -136,10 +136,10 @@ class Learner:
             reference.packed = policy.unwrapped.packed
         return cls(recipe, algorithm, policy, critic, mean, Progress(), policy_folder, reference=reference)
 
-    def step(self, episodes: Sequence[Episode], rows: Sequence[int] | None = None) -> tuple[Batch, StepResult]:
-        """One step on a claimed batch. Every rank is given all of it and takes its own rows, which are returned.
+    def step(self, episodes: Sequence[Episode], own: Sequence[int] | None = None) -> tuple[Batch, StepResult]:
+        """One step on a claimed batch. Every rank is given all of it and takes its own part, whose rows are returned.
 
-        `rows`: which those are, if not the share that is dealt to it.
+        `own`: which episodes that is, by index, if not the share that is dealt to it.
         """
         config = self.recipe.learner
         if config.shuffle_rewards:
@@ -175,9 +175,10 @@ class Learner:
         )
         accelerator = self.policy.accelerator
         parts = minibatches_of(episodes, config.policy_minibatches)
-        if rows is None:
+        if own is None:
             layout = layout_of(accelerator)
-            rows = share_of_rank(episodes, parts, layout.data_rank(accelerator.process_index), layout.data_ranks)
+            own = share_of_rank(episodes, parts, layout.data_rank(accelerator.process_index), layout.data_ranks)
+        rows = places_of_rows(episodes, own)
         part = batch.rows(rows)
         started = time.monotonic()
         with watching(config.profile, self.recipe.run_dir, self.progress.step + 1, accelerator.process_index):
@@ -188,7 +189,7 @@ class Learner:
                 self.algorithm,
                 settings,
                 self.running_mean,
-                minibatches=places(rows, parts),
+                minibatches=places(rows, [places_of_rows(episodes, one) for one in parts]),
                 reference=self.reference,
             )
         self.speed.note(batch, settings, time.monotonic() - started)
@@ -198,7 +199,7 @@ class Learner:
         if result.logprobs is not None:
             result.figures |= ratio_metrics(result.logprobs, part.rollout_logprobs, part.action_mask)
         self.progress.step += 1
-        self.progress.episodes += batch.size
+        self.progress.episodes += len(episodes)
         self.progress.action_tokens += batch.action_tokens
         stale = (self.progress.version - batch.versions >= 1) & batch.action_mask
         self.progress.stale_tokens += int(stale.sum())

@@ -95,7 +95,7 @@ class Children:
         await asyncio.to_thread((self._folder / f"{name}.port").unlink, missing_ok=True)
         if section.metrics_port and name != "runtime":
             config["metrics_port"] = 0  # the one that was chosen is taken by the runtime of training
-        words = ["-m", "agent.runtime", "--exit-with-parent"]
+        words = ["-m", "agent.runtime" if section.harness is None else "agent.harness", "--exit-with-parent"]
         try:
             process = await self._spawn(name, words, stdin=PIPE, python=section.python)
         except OSError as error:

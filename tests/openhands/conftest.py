@@ -17,7 +17,7 @@ import pytest
 from envs.swe_bench.scaffolds.openhands.library import have_openhands
 
 if not have_openhands() and os.environ.get("SAO_REQUIRE_OPENHANDS") != "1":
-    collect_ignore = ["test_openhands_editor.py", "test_openhands_parity.py", "test_openhands_terminal.py"]
+    collect_ignore = [f"test_openhands_{name}.py" for name in ("editor", "loop", "parity", "terminal")]
 else:
     from envs.swe_bench.scaffolds.openhands.scaffold import OpenHandsScaffold
     from sandboxes.docker.sandbox import DockerSandbox

@@ -11,8 +11,8 @@ from agent.episode import SamplingParams, Segment
 from agent.serve.api.limits import RateLimit
 from agent.serve.conversations.conversation import Conversation, Turn, episode_of, plan_turn
 from agent.serve.conversations.feedback import Feedback, decide, read_feedback
-from agent.serve.conversations.request import ChatRequest, read_chat_request
-from agent.serve.errors import ApiError
+from agent.wire.errors import ApiError
+from agent.wire.request import ChatRequest, read_chat_request
 
 TTL = 60.0
 

@@ -13,7 +13,7 @@ from agent.engines.base import Completion, EngineFault
 from agent.engines.stream_reader import Partial
 from agent.episode import SamplingParams
 from agent.serve.conversations.reply import Reply, sample_reply
-from agent.serve.conversations.request import canonical
+from agent.wire.request import canonical
 
 TOOLS: list[dict[str, Any]] = [
     {

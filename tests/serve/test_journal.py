@@ -12,8 +12,8 @@ from agent.episode import SamplingParams, Segment
 from agent.serve.conversations.conversation import Plan
 from agent.serve.conversations.feedback import Feedback
 from agent.serve.conversations.journal import Journal
-from agent.serve.errors import ApiError
 from agent.store.protocol import StoreFault
+from agent.wire.errors import ApiError
 
 
 class Bench:

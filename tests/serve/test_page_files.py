@@ -14,7 +14,7 @@ from browser_tools import find_browser
 from agent.serve.api.events import Figures
 from agent.serve.api.page import STATIC, Page
 from agent.serve.api.samples import Samples
-from agent.serve.errors import errors_as_json
+from agent.wire.errors import errors_as_json
 
 
 @pytest.fixture

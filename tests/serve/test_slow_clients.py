@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from aiohttp import web
 
 from agent.serve.api.events import EventHub
-from agent.serve.api.limits import Keys, body_of
-from agent.serve.errors import errors_as_json
+from agent.serve.api.limits import Keys
+from agent.wire.body import body_of
+from agent.wire.errors import errors_as_json
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

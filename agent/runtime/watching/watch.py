@@ -14,6 +14,16 @@ from agent.store.protocol import Ticket
 Stage = Literal["reset", "generate", "step", "grade"]
 
 
+def figures_of(episode: Episode) -> dict[str, str | float | int]:
+    """What the span of an episode says of it at its end."""
+    return {
+        "sao.episode.stop_reason": episode.stop_reason.value,
+        "sao.episode.reward": episode.reward,
+        "sao.episode.turns": len(episode.actions),
+        "gen_ai.usage.output_tokens": episode.action_tokens,
+    }
+
+
 class EpisodeWatch:
     """What `agent.runtime.rollout.rollout` tells of an episode; without `entry` and spans it is told in vain."""
 

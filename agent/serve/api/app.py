@@ -17,7 +17,7 @@ from agent.engines.client import HttpEngine
 from agent.metrics_page import metrics_page
 from agent.serve.api.chat import ChatApi
 from agent.serve.api.events import EventHub, Figures
-from agent.serve.api.limits import Keys, RateLimit, body_of, caller_of
+from agent.serve.api.limits import Keys, RateLimit, caller_of
 from agent.serve.api.metrics import Metrics
 from agent.serve.api.page import Page
 from agent.serve.api.samples import Samples
@@ -26,11 +26,12 @@ from agent.serve.config import ServeRecipe
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.feedback import read_feedback
 from agent.serve.conversations.journal import Journal
-from agent.serve.errors import ApiError, errors_as_json, json_response
 from agent.serve.versions.publishing import Versions
 from agent.store.client import StoreClient
 from agent.store.database_thread import DatabaseThread
 from agent.store.protocol import StoreFault
+from agent.wire.body import body_of
+from agent.wire.errors import ApiError, errors_as_json, json_response
 
 
 class _VersionRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -13,18 +13,20 @@ from aiohttp import web
 from agent.chat.renderer import ChatRenderer
 from agent.engines.base import ContextOverflow
 from agent.episode import SamplingParams
-from agent.serve.api.chat_stream import EventWriter, SlowClient
 from agent.serve.api.events import EventHub, Figures
-from agent.serve.api.limits import Gate, Keys, RateLimit, body_of, caller_of
+from agent.serve.api.limits import Gate, Keys, RateLimit, caller_of
 from agent.serve.api.metrics import Metrics
 from agent.serve.config import ServeRecipe
 from agent.serve.conversations.conversation import Plan, plan_turn
 from agent.serve.conversations.journal import Journal
 from agent.serve.conversations.reply import Reply, StreamingEngine, sample_reply
-from agent.serve.conversations.request import ChatRequest, read_chat_request
-from agent.serve.errors import ApiError, as_api_error, json_response
 from agent.serve.versions.publishing import Versions
 from agent.store.database_thread import DatabaseThread
+from agent.wire.body import body_of
+from agent.wire.errors import ApiError, as_api_error, json_response
+from agent.wire.event_stream import EventWriter, SlowClient
+from agent.wire.reply import shown_message, usage
+from agent.wire.request import ChatRequest, read_chat_request
 
 SESSION_HEADER = "X-Session-Id"
 _LONG = 20_000  # characters from which on rendering would hold up the other streams
@@ -147,9 +149,7 @@ class ChatApi:
 
         reply = await self._sample(work, nothing)
         conversation = await self._record(work, reply)
-        message: dict[str, Any] = {"role": "assistant", "content": reply.message["content"]}
-        if "tool_calls" in reply.message:
-            message = {**message, "content": message["content"] or None, "tool_calls": reply.message["tool_calls"]}
+        message = shown_message(reply.message)
         choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": None}
         body = {
             **self._head(work, "chat.completion"),
@@ -276,8 +276,7 @@ class ChatApi:
 
 
 def _usage(work: _Work, reply: Reply) -> dict[str, int]:
-    prompt, completion = len(work.plan.prompt_ids), len(reply.action.token_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return usage(len(work.plan.prompt_ids), len(reply.action.token_ids))
 
 
 def _extras(work: _Work, reply: Reply, conversation: str) -> dict[str, Any]:

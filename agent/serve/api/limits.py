@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hmac
 import os
@@ -14,12 +13,10 @@ from aiohttp import web
 
 from agent.doors.door import is_loopback
 from agent.serve.config import ServeConfig, ServeError
-from agent.serve.errors import ApiError
+from agent.wire.errors import ApiError
 
 KEYS_VARIABLE = "SAO_SERVE_KEYS"
 _MOST_BUCKETS = 10_000
-BODY_S = 60.0
-"""How long a client may take to send a body."""
 
 
 class Keys:
@@ -110,17 +107,6 @@ class Gate:
             yield
         finally:
             self.inside -= 1
-
-
-async def body_of(request: web.Request, *, within_s: float = BODY_S) -> bytes:
-    """The request's body; raises `ApiError` 408 for a client that does not finish it in time."""
-    try:
-        async with asyncio.timeout(within_s):
-            return await request.read()
-    except TimeoutError as error:
-        raise ApiError(
-            408, f"the request's body was not whole within {within_s:g} s", code="request_timeout"
-        ) from error
 
 
 def caller_of(request: web.Request, name: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from agent.serve.errors import ApiError
+from agent.wire.errors import ApiError
 
 STATIC = Path(__file__).parent / "static"
 NO_PLOTLY = "charts need plotly: pip install 'sao-agents[serve]'"

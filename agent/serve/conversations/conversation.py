@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from agent.episode import Episode, SamplingParams, Segment, StopReason, Timings, validate
-from agent.serve.conversations.request import ChatRequest
+from agent.wire.request import ChatRequest
 
 ENV_ID = "serve"
 CLOSED = ("answered", "delivered", "unlearned")

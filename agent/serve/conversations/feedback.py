@@ -12,8 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from agent.serve.conversations.conversation import CLOSED, Conversation, Turn
-from agent.serve.conversations.request import storable
-from agent.serve.errors import ApiError
+from agent.wire.errors import ApiError
+from agent.wire.request import storable
 
 MAX_METADATA = 4096
 """Bytes of JSON that may come with feedback."""

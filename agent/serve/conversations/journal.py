@@ -17,8 +17,8 @@ import msgspec
 from agent.episode import SamplingParams, Segment
 from agent.serve.conversations.conversation import Conversation, Plan, Turn
 from agent.serve.conversations.feedback import Feedback, decide
-from agent.serve.errors import ApiError
 from agent.store.database import Database
+from agent.wire.errors import ApiError
 
 VERSION = 1
 SCHEMA = """

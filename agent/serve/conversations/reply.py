@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agent.chat.tool_manners import tool_call
 from agent.engines.base import Completion, EngineFault
 from agent.engines.stream_reader import Partial
 from agent.episode import SamplingParams, Segment
 from agent.serve.conversations.reply_text import Detokenizer, TextFilter
-from envs.tool_calls import FORMS, FamilyFormat, parse_sound_calls
+from agent.wire.reply import assistant_message, call_opens
+from envs.tool_calls import FamilyFormat
 
 
 class StreamingEngine(Protocol):
@@ -71,7 +71,7 @@ async def sample_reply(
     `decode` must give special tokens as text, and `tool_format` is the form in which the model writes calls. Raises
     `EngineFault`; whatever ends it early ends the generation too.
     """
-    detokenizer, text = Detokenizer(decode), TextFilter(stops, opens=_opens(tools, tool_format))
+    detokenizer, text = Detokenizer(decode), TextFilter(stops, opens=call_opens(tools, tool_format))
     request_id, ends = uuid.uuid4().hex, frozenset(sampling.stop_token_ids)
     seen, cut, completion = 0, 0, None
     async with contextlib.aclosing(
@@ -107,11 +107,6 @@ async def sample_reply(
     return _reply(completion, text, decode, tools, tool_format)
 
 
-def _opens(tools: Sequence[dict[str, Any]], tool_format: FamilyFormat) -> tuple[str, ...]:
-    """What is held back: where a call may begin, and with channels everything but what is said in the end."""
-    return FORMS[tool_format].opens if tools or tool_format == "harmony" else ()
-
-
 def _cut(completion: Completion, length: int) -> Completion:
     return Completion(completion.token_ids[:length], completion.logprobs[:length], completion.versions[:length], "stop")
 
@@ -131,15 +126,6 @@ def _reply(
         versions=completion.versions,
         finish_reason=completion.finish_reason,
     )
-    if not _opens(tools, tool_format):
-        message: dict[str, Any] = {"role": "assistant", "content": text.text}
-        return Reply(message, action, completion.finish_reason, text.text[len(text.sent) :])
-    read = parse_sound_calls(text.text, tools, tool_format)
-    # What has been sent can't be taken back; it is what stands before the first call.
-    content = read.content if read.content.startswith(text.sent) else text.sent + read.content
-    message = {"role": "assistant", "content": content}
-    rest, reason = content[len(text.sent) :], completion.finish_reason
-    if read.calls:
-        message["tool_calls"] = [tool_call(call, f"call_{uuid.uuid4().hex[:24]}") for call in read.calls]
-        reason = "tool_calls"
-    return Reply(message, action, reason, rest)
+    message = assistant_message(text.text, tools, tool_format, sent=text.sent)
+    reason = "tool_calls" if "tool_calls" in message else completion.finish_reason
+    return Reply(message, action, reason, message["content"][len(text.sent) :])

@@ -18,8 +18,8 @@ from aiohttp import web
 from agent.doors.door import bearer
 from agent.doors.guard import guard
 from agent.engines.base import EngineFault, EngineRefused
-from agent.serve.errors import ApiError, json_response
 from agent.serve.versions.publishing import Versions
+from agent.wire.errors import ApiError, json_response
 
 _PASSED_POST = ("/inference/v1/generate", "/abort_requests")
 _PASSED_GET = ("/health", "/weight_info", "/metrics", "/v1/models", "/is_paused")

@@ -20,9 +20,9 @@ import msgspec
 
 from agent.engines.base import Engine, EngineFault
 from agent.serve.conversations.journal import Journal
-from agent.serve.errors import ApiError
 from agent.serve.versions.version_table import Version, VersionTable, prunable, to_serve
 from agent.store.database_thread import DatabaseThread
+from agent.wire.errors import ApiError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

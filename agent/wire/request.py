@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from agent.serve.errors import ApiError
+from agent.wire.errors import ApiError
 
 MAX_STOPS = 4
 _MAX_STOP = 256
@@ -112,7 +112,7 @@ def read_chat_request(data: bytes, session_header: str = "") -> ChatRequest:
     messages = [canonical(message, i) for i, message in enumerate(body.messages)]
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message is the assistant's own: there is nothing to answer", param="messages")
-    tools = [] if body.tool_choice == "none" else [_tool(tool, i) for i, tool in enumerate(body.tools or [])]
+    tools = [] if body.tool_choice == "none" else [checked_tool(tool, i) for i, tool in enumerate(body.tools or [])]
     session = body.session or session_header
     if len(session) > 256 or len(body.user or "") > 256:
         raise ApiError(400, "session and user have at most 256 characters", param="session")
@@ -181,7 +181,8 @@ def _text(content: Any, place: str) -> str:
     raise ApiError(400, f"{place}.content must be text (or parts of type text)", param=f"{place}.content")
 
 
-def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
+def checked_tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
+    """A tool's schema in OpenAI's form, or an `ApiError` 400 that says what is wrong with it."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ApiError(400, f"tools[{index}] must be of type function and have function.name", param="tools")

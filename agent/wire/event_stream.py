@@ -1,4 +1,4 @@
-"""Writing a stream to a client that may be slow or gone."""
+"""Writing a stream of events to a client that may be slow or gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SlowClient(Exception):
 
 
 class EventWriter:
-    """The `data:` lines of one chat stream. `send` raises `SlowClient` past `write_s`, ConnectionResetError if gone."""
+    """The events of one stream. `send` raises `SlowClient` past `write_s`, ConnectionResetError if gone."""
 
     def __init__(self, request: web.Request, *, write_s: float, buffer_bytes: int, headers: dict[str, str]) -> None:
         self._request, self._write_s, self._buffer_bytes = request, write_s, buffer_bytes
@@ -36,18 +36,24 @@ class EventWriter:
             if connection is not None:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._buffer_bytes)
 
-    async def send(self, data: dict[str, Any]) -> None:
-        """One event."""
-        await self._write(b"data: " + msgspec.json.encode(data) + b"\n\n")
+    async def send(self, data: dict[str, Any], *, event: str = "") -> None:
+        """One event, of the kind `event` where the wire names them."""
+        name = f"event: {event}\n".encode() if event else b""
+        await self._write(name + b"data: " + msgspec.json.encode(data) + b"\n\n")
 
-    async def end(self) -> None:
-        """The last line of a chat stream."""
-        await self._write(b"data: [DONE]\n\n", last=True)
+    async def comment(self) -> None:
+        """A line that clients pass over: it tells everybody on the way that the stream is alive."""
+        await self._write(b": \n\n")
+
+    async def end(self, *, mark: bool = True) -> None:
+        """The end of the stream, with OpenAI's last line if `mark`."""
+        await self._write(b"data: [DONE]\n\n" if mark else b"", last=True)
 
     async def _write(self, data: bytes, *, last: bool = False) -> None:
         try:
             async with asyncio.timeout(self._write_s):
-                await self.response.write(data)
+                if data:
+                    await self.response.write(data)
                 await self._request.writer.drain()  # write() alone waits for nobody before 64 KiB
                 if last:
                     await self.response.write_eof()
