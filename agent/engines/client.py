@@ -382,7 +382,7 @@ def _body(request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, 
         params |= {"detokenize": True, "skip_special_tokens": False}
     if sampling.seed is not None:
         params["seed"] = sampling.seed
-    return {"request_id": request_id, "token_ids": prompt_ids, "sampling_params": params, "stream": stream}
+    return {"request_id": request_id, "token_ids": list(prompt_ids), "sampling_params": params, "stream": stream}
 
 
 class _Snapshot:

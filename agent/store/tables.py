@@ -183,7 +183,7 @@ class Tables(Database):
         evaluation: str | None = None,
     ) -> None:
         """A new row for `episode`, whose encoding is `data`. Times are Unix seconds."""
-        versions = [v for action in episode.actions for v in action.versions]
+        versions = episode.sampled_by
         self.sql.execute(
             "INSERT INTO episodes (id, kind, status, unit, task_index, epoch, group_id, env_id, task_id, reward, "
             "tokens, turns, oldest_version, newest_version, stop_reason, worker, attempt, issued_at, issued_version, "
@@ -191,7 +191,7 @@ class Tables(Database):
             (
                 *(episode.id, kind, status, unit, task_index, epoch, group_id),
                 *(episode.env_id, episode.task_id, episode.reward, episode.action_tokens, len(episode.actions)),
-                *(min(versions), max(versions), episode.stop_reason.value, worker),
+                *(versions[0], versions[-1], episode.stop_reason.value, worker),
                 *(attempt, issued_at, issued_version, finished_at, evaluation, data),
             ),
         )

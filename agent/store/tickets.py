@@ -198,9 +198,8 @@ class Tickets:
             return self._return(row)
         if episode.stop_reason is StopReason.INFRASTRUCTURE_ERROR:
             return self._failed(row, "infrastructure", str(episode.metrics.get("error", "infrastructure error")), True)
-        versions = [v for action in episode.actions for v in action.versions]
-        if row["pinned_version"] is not None and any(v != row["pinned_version"] for v in versions):
-            seen = sorted(set(versions))
+        seen = episode.sampled_by
+        if row["pinned_version"] is not None and set(seen) - {row["pinned_version"]}:
             return self._failed(row, "wrong_version", f"pinned to {row['pinned_version']}, sampled by {seen}", True)
         return self._accept(row, episode, data)
 

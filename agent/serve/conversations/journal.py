@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from agent.episode import SamplingParams, Segment
+from agent.episode import SamplingParams, Segment, decode_segment
 from agent.serve.conversations.conversation import Conversation, Plan, Turn
 from agent.serve.conversations.feedback import Feedback, decide
 from agent.serve.errors import ApiError
@@ -191,15 +191,15 @@ class Journal(Database):
             trainable=bool(row["trainable"]),
             messages=unpack(row["messages"]),
             tools=unpack(row["tools"]),
-            prompt=unpack(row["prompt"], type=Segment),
+            prompt=decode_segment(row["prompt"]),
             sampling=unpack(row["sampling"], type=SamplingParams),
             created_at=row["created_at"],
             updated_at=row["updated_at"],
             turns=[
                 Turn(
                     response_id=turn["id"],
-                    action=unpack(turn["action"], type=Segment),
-                    observation=None if turn["observation"] is None else unpack(turn["observation"], type=Segment),
+                    action=decode_segment(turn["action"]),
+                    observation=None if turn["observation"] is None else decode_segment(turn["observation"]),
                     version=turn["version"],
                     created_at=turn["created_at"],
                     generate_s=turn["generate_s"],
