@@ -21,7 +21,7 @@ def groups_of(episodes: Sequence[Episode]) -> list[list[int]]:
 
 def tokens_of(episodes: Sequence[Episode], rows: Sequence[int]) -> int:
     """How many tokens these rows have together."""
-    return sum(len(segment.token_ids) for row in rows for segment in episodes[row].segments)
+    return sum(episodes[row].tokens for row in rows)
 
 
 def rows_of_rank(episodes: Sequence[Episode], rank: int, world: int) -> list[int]:

@@ -22,10 +22,10 @@ def step_annotations(batch: Batch, result: StepResult, version: int) -> list[Tok
         TokenAnnotations(
             episode_id=episode_id,
             trained_version=version,
-            logprobs=result.logprobs[row][mask].tolist(),
-            values=values[row][mask].tolist(),
-            advantages=result.advantages[row][mask].tolist(),
-            gated=result.gated[row][mask].tolist(),
+            logprobs=result.logprobs[row][mask].numpy(),
+            values=values[row][mask].numpy(),
+            advantages=result.advantages[row][mask].numpy(),
+            gated=result.gated[row][mask].numpy(),
         )
         for row, (episode_id, mask) in enumerate(zip(batch.episode_ids, batch.action_mask, strict=True))
     ]
