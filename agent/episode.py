@@ -152,7 +152,7 @@ class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
     group_id: str | None = None
     attempt: int = 0
     metrics: dict[str, Any] = {}
-    # Made by a function, so that it is always written: of old records, it says by its absence that they are of version 1.
+    # Made by a function, so that it is always written: a record without it is of version 1.
     schema: int = msgspec.field(default_factory=lambda: SCHEMA_VERSION)
     environment: str = ""
 

@@ -1,9 +1,9 @@
 """Token ids, log-probs and policy versions as packed bytes that read like tuples.
 
-A Python number takes 28 bytes and a tuple's place for it 8 more; here a token id or a log-prob takes 4, and a stretch of
-tokens of one version 8 in all. They are msgspec structs, so any codec of msgspec reads and writes them: msgpack as bytes,
-JSON as base64 (`list(...)` gives numbers). They hold no reference that could be part of a cycle, and the garbage collector
-does not look at them.
+A Python number takes 28 bytes and a tuple's place for it 8 more; here a token id or a log-prob takes 4, and a stretch
+of tokens of one version 8 in all. They are msgspec structs, so any codec of msgspec reads and writes them: msgpack as
+bytes, JSON as base64 (`list(...)` gives numbers). They hold nothing that could be part of a cycle, and the garbage
+collector does not look at them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ import itertools
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, overload
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
 
 import msgspec
 import numpy as np
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 N = TypeVar("N", int, float)
 Array = np.ndarray[Any, Any]

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent import STARTED_BY
+from agent import STARTED_BY, collector
 from agent.backoff import Unreachable
 from agent.descriptors import TooFewDescriptors, raise_limit
 from agent.engines.base import Engine
@@ -58,6 +58,7 @@ async def run(config: RuntimeConfig, *, exit_with_parent: bool) -> int:
         renderer=renderer,
         make_env=lambda env: make_core(env.id, **env.kwargs),
     )
+    collector.calm()
     loop = asyncio.get_running_loop()
     running = asyncio.create_task(runtime.run(), name="runtime")
     signals = 0

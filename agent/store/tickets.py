@@ -137,7 +137,7 @@ class Tickets:
         """Make the tickets of as many units as `wanted` tickets need and budget and queue allow; how many units."""
         if self._paused:
             return 0
-        ready = self._tables.one("SELECT count(*) FROM episodes WHERE status = 'ready'")
+        ready = self._tables.one("SELECT count(*) FROM episode_rows WHERE status = 'ready'")
         allowed = rules.units_to_deal(self._config, outstanding=self._tables.outstanding(), ready=ready)
         units = min(allowed, math.ceil(wanted / self._config.group_size))
         for _ in range(units):
@@ -303,7 +303,7 @@ class Tickets:
             "UPDATE tickets SET status = 'lost' WHERE unit = ? AND kind = 'train' AND status = 'waiting'", (unit,)
         )
         dropped = self._tables.sql.execute(
-            "UPDATE episodes SET status = 'dropped' WHERE unit = ? AND status = 'ready'", (unit,)
+            "UPDATE episode_rows SET status = 'dropped' WHERE unit = ? AND status = 'ready'", (unit,)
         )
         self._tables.count("dropped", dropped.rowcount)
 

@@ -20,7 +20,7 @@ from agent.serve.conversations.feedback import Feedback, decide
 from agent.serve.errors import ApiError
 from agent.store.database import Database
 
-VERSION = 1
+VERSION = 2
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -47,6 +47,10 @@ _WIPED = msgspec.msgpack.encode(Segment("prompt", ()))
 _pack = msgspec.msgpack.encode
 
 
+def _migrate(sql: sqlite3.Connection, written: int) -> None:
+    """Version 1 had segments with lists of numbers: they are read as they are, and only an older program must not."""
+
+
 class Answered(msgspec.Struct, frozen=True):
     """What became of feedback."""
 
@@ -67,7 +71,9 @@ class Journal(Database):
     def __init__(
         self, path: Path | str, *, max_bytes: int | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        super().__init__(path, max_bytes=max_bytes, schema=SCHEMA, version=VERSION, what="online journal")
+        super().__init__(
+            path, max_bytes=max_bytes, schema=SCHEMA, version=VERSION, what="online journal", migrate=_migrate
+        )
         self.clock = clock
         self.sql.execute("PRAGMA secure_delete=ON")  # what is wiped must not be readable in a free page
 
