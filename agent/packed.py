@@ -100,6 +100,10 @@ class Packed(
             return NotImplemented
         return len(other) == len(self) and self._equals(other)
 
+    def __ne__(self, other: object) -> bool:  # that of a struct would not ask the one above
+        equal = self.__eq__(other)
+        return equal if equal is NotImplemented else not equal
+
     def _equals(self, other: Sequence[Any]) -> bool:
         return list(self) == list(other)
 

@@ -30,7 +30,7 @@ class AnswerCount:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """`rows` are the most frequent answers of `distinct` in `episodes`; what was `wiped` or `pruned` has no text left."""
+    """`rows` are the most frequent answers of `distinct` in `episodes`; `wiped` and `pruned` have no text left."""
 
     rows: list[AnswerCount]
     distinct: int

@@ -213,7 +213,8 @@ class Claims:
             return []
         rows = self._tables.all(
             "SELECT max(finished_at - issued_at) AS latency FROM "
-            "(SELECT unit, finished_at, issued_at FROM episode_rows WHERE kind != 'evaluate' ORDER BY number DESC LIMIT ?) GROUP BY unit",
+            "(SELECT unit, finished_at, issued_at FROM episode_rows WHERE kind != 'evaluate' "
+            "ORDER BY number DESC LIMIT ?) GROUP BY unit",
             REFERENCE * self._config.group_size,
         )
         return [row["latency"] for row in rows]

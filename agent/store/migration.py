@@ -38,18 +38,28 @@ def finish(sql: sqlite3.Connection, path: Path) -> None:
         return
     left = sql.execute(f"SELECT count(*) FROM {_LEFT}").fetchone()[0]
     log.info("%s has the layout of an older version: moving %d episodes, once", path, left)
-    columns = ", ".join(row[1] for row in sql.execute(f"PRAGMA table_info({_LEFT})") if row[1] != "data")
-    some = f"FROM {_LEFT} WHERE number <= ?"
-    while True:
-        found = sql.execute(f"SELECT max(number) FROM (SELECT number FROM {_LEFT} ORDER BY number LIMIT {_STEP})")
-        (last,) = found.fetchone()
-        if last is None:
-            break
-        sql.execute("BEGIN IMMEDIATE")
-        wiped = "CASE length(data) WHEN 0 THEN 'wiped' END"
-        sql.execute(f"INSERT INTO episode_rows ({columns}, gone) SELECT {columns}, {wiped} {some}", (last,))
-        sql.execute(f"INSERT INTO episode_data SELECT number, data {some} AND length(data) > 0", (last,))
-        sql.execute(f"DELETE {some}", (last,))
-        sql.execute("COMMIT")
-    sql.execute(f"DROP TABLE {_LEFT}")
+    try:
+        while _move_some(sql):
+            pass
+        sql.execute(f"DROP TABLE {_LEFT}")
+    except sqlite3.Error as error:
+        raise StoreFault(
+            f"{path} could not be brought into the layout of this version: {error}. Nothing is lost: what is moved "
+            "stays moved, and the next start goes on with the rest"
+        ) from error
     log.info("%s: moved", path)
+
+
+def _move_some(sql: sqlite3.Connection) -> bool:
+    found = sql.execute(f"SELECT max(number) FROM (SELECT number FROM {_LEFT} ORDER BY number LIMIT {_STEP})")
+    (last,) = found.fetchone()
+    if last is None:
+        return False
+    columns = ", ".join(row[1] for row in sql.execute(f"PRAGMA table_info({_LEFT})") if row[1] != "data")
+    some, wiped = f"FROM {_LEFT} WHERE number <= ?", "CASE length(data) WHEN 0 THEN 'wiped' END"
+    sql.execute("BEGIN IMMEDIATE")
+    sql.execute(f"INSERT INTO episode_rows ({columns}, gone) SELECT {columns}, {wiped} {some}", (last,))
+    sql.execute(f"INSERT INTO episode_data SELECT number, data {some} AND length(data) > 0", (last,))
+    sql.execute(f"DELETE {some}", (last,))
+    sql.execute("COMMIT")
+    return True

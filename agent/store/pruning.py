@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sqlite3
 import sys
 import time
@@ -67,21 +68,23 @@ def prune(path: Path, keep: int | None, *, dry_run: bool) -> Iterator[str]:
         keep = _configured(sql) if keep is None else keep
         found = retention.prunable(sql, keep)
         if dry_run:
-            yield f"{found.episodes:,} finished episodes would go, {found.bytes / _MIB:,.1f} MiB; the newest {keep:,} stay"
+            size = f"{found.bytes / _MIB:,.1f} MiB"
+            yield f"{found.episodes:,} finished episodes would go, {size}; the newest {keep:,} stay"
             return
         before = path.stat().st_size
-        pruned = retention.NOTHING
-        while (step := _step(sql, keep)).episodes:
+        pruned, step = retention.NOTHING, found
+        while step.episodes and (left := found.episodes - pruned.episodes):  # not what a learner trains meanwhile
+            step = _step(sql, keep, left)
             pruned += step
         yield f"pruned {pruned.episodes:,} finished episodes, {pruned.bytes / _MIB:,.1f} MiB; the newest {keep:,} stay"
         yield from _shrink(sql, resting)
         yield f"{path} takes {path.stat().st_size / _MIB:,.1f} MiB, {before / _MIB:,.1f} before"
 
 
-def _step(sql: sqlite3.Connection, keep: int) -> retention.Pruned:
+def _step(sql: sqlite3.Connection, keep: int, most: int) -> retention.Pruned:
     began = time.monotonic()
     sql.execute("BEGIN IMMEDIATE")
-    step = retention.prune_step(sql, keep)
+    step = retention.prune_step(sql, keep, most)
     sql.execute("COMMIT")
     time.sleep(time.monotonic() - began)  # the store's own turn
     return step
@@ -90,10 +93,9 @@ def _step(sql: sqlite3.Connection, keep: int) -> retention.Pruned:
 def _shrink(sql: sqlite3.Connection, resting: bool) -> Iterator[str]:
     if retention.shrinks_in_steps(sql):
         sql.execute("PRAGMA synchronous=NORMAL")  # moving pages is lost or done; nothing waits for it
-        more = True
-        while more:
+        for _ in range(math.ceil(retention.free_pages(sql) / retention.STEP_PAGES)):
             began = time.monotonic()
-            more = retention.shrink_step(sql)
+            retention.shrink_step(sql)
             if not resting:
                 time.sleep(time.monotonic() - began)
     elif resting:
@@ -101,7 +103,7 @@ def _shrink(sql: sqlite3.Connection, resting: bool) -> Iterator[str]:
         sql.execute("PRAGMA auto_vacuum=INCREMENTAL")
         sql.execute("VACUUM")
     else:
-        yield "the file was made by an older version: its room is used again, and given back once this runs without the store"
+        yield "the file was made by an older version: its room is used again; stop the store and repeat to give it back"
     sql.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 

@@ -45,12 +45,13 @@ def prunable(sql: sqlite3.Connection, keep: int) -> Pruned:
     return Pruned(count, size)
 
 
-def prune_step(sql: sqlite3.Connection, keep: int) -> Pruned:
-    """Take the tokens of some of the oldest finished episodes, beyond the newest `keep`. To be called in a transaction.
+def prune_step(sql: sqlite3.Connection, keep: int, most: int = STEP_EPISODES) -> Pruned:
+    """Take the tokens of at most `most` of the oldest finished episodes, beyond the newest `keep`. To be called in a
+    transaction.
 
     `NOTHING` when there is none left to prune.
     """
-    most = min(STEP_EPISODES, excess(sql, keep))
+    most = min(most, STEP_EPISODES, excess(sql, keep))
     rows = sql.execute(
         f"SELECT number, coalesce(length(data), 0) FROM (SELECT number FROM episode_rows WHERE {FINISHED} "
         "ORDER BY number LIMIT ?) LEFT JOIN episode_data USING (number)",
@@ -77,7 +78,12 @@ def shrinks_in_steps(sql: sqlite3.Connection) -> bool:
     return int(sql.execute("PRAGMA auto_vacuum").fetchone()[0]) == 2
 
 
-def shrink_step(sql: sqlite3.Connection) -> bool:
-    """Give some free pages back to the disk; whether there are more. Outside of a transaction."""
-    sql.execute(f"PRAGMA incremental_vacuum({STEP_PAGES})").fetchall()  # it works row by row, as they are read
-    return int(sql.execute("PRAGMA freelist_count").fetchone()[0]) > 0
+def free_pages(sql: sqlite3.Connection) -> int:
+    """How many pages of the file hold nothing."""
+    return int(sql.execute("PRAGMA freelist_count").fetchone()[0])
+
+
+def shrink_step(sql: sqlite3.Connection) -> None:
+    """Give `STEP_PAGES` free pages back to the disk. Outside of a transaction."""
+    # It works while its rows are read, which have no column: `execute` would stop after the first one.
+    sql.executescript(f"PRAGMA incremental_vacuum({STEP_PAGES});")
