@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -280,7 +280,11 @@ def decode_segment(data: bytes) -> Segment:
         return msgspec.convert(_packed_segment(msgspec.msgpack.decode(data)), Segment)
 
 
-_PACKED = {"token_ids": TokenIds, "logprobs": LogProbs, "versions": Versions}
+_PACKED: dict[str, Callable[[Any], Any]] = {
+    "token_ids": TokenIds.of,
+    "logprobs": LogProbs.of,
+    "versions": Versions.of,
+}
 
 
 def _packed(record: Any) -> Any:
@@ -295,6 +299,6 @@ def _packed(record: Any) -> Any:
 
 def _packed_segment(record: Any) -> Any:
     try:
-        return {key: _PACKED[key].of(value) if key in _PACKED else value for key, value in record.items()}
+        return {key: _PACKED[key](value) if key in _PACKED else value for key, value in record.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise EpisodeError(f"a segment cannot be packed: {error}") from error

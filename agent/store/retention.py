@@ -57,7 +57,8 @@ def prune_step(sql: sqlite3.Connection, keep: int, most: int = STEP_EPISODES) ->
         "ORDER BY number LIMIT ?) LEFT JOIN episode_data USING (number)",
         (most,),
     ).fetchall()
-    taken, size = [], 0
+    taken: list[tuple[int]] = []
+    size = 0
     for number, length in rows:
         if taken and size + length > STEP_BYTES:
             break
