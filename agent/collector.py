@@ -9,10 +9,10 @@ YOUNG, MIDDLE, OLD = 5_000, 5, 1_000
 one of everything for so many of these.
 
 With Python's own 700, 10 and 10 a runtime spends a quarter of its CPU time and more on walking through what is alive,
-and stands still for half a second each time, at 10,000 episodes: each of them is some 60 containers (coroutines, tasks,
-messages), while tokens are packed and not looked at. Nearly all of it is freed by reference counts: an episode leaves no
-cycle behind (`tests/runtime/test_collector.py`). So everything is walked through once in 25 million containers, which
-takes hours; what is new, often enough that it takes milliseconds.
+and stands still for half a second each time, at 10,000 episodes: each of them is some 60 containers (coroutines,
+tasks, messages), while tokens are packed and not looked at. Nearly all of it is freed by reference counts: an episode
+leaves no cycle behind (`tests/runtime/test_collector.py`). So everything is walked through once in hours; what is new,
+often enough that it takes milliseconds.
 """
 
 
