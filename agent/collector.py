@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import gc
 
-YOUNG, MIDDLE, OLD = 5_000, 5, 1_000
-"""A collection of what is new for every so many new containers, one of the middle generation for so many of those, and
-one of everything for so many of these.
+GROWTH = 1_000_000
+"""A collection when there are so many more containers than at the last one (as many as 17,000 episodes in flight).
 
-With Python's own 700, 10 and 10 a runtime spends a quarter of its CPU time and more on walking through what is alive,
-and stands still for half a second each time, at 10,000 episodes: each of them is some 60 containers (coroutines,
-tasks, messages), while tokens are packed and not looked at. Nearly all of it is freed by reference counts: an episode
-leaves no cycle behind (`tests/runtime/test_collector.py`). So everything is walked through once in hours; what is new,
-often enough that it takes milliseconds.
+Python's own number is 700, and it walks through all that is alive again and again: at 10,000 episodes some 60
+containers each (coroutines, tasks, messages; tokens are packed and not looked at), for half a second each time. Nearly
+all of it is freed by reference counts: an episode leaves no cycle behind (`tests/runtime/test_collector.py`). What
+cycles there are come of faults, and grow the number that is counted here, so that they are freed before they take much.
 """
 
 
 def calm() -> None:
-    """Collect seldom, and never again what is there now: modules, and whatever was loaded.
+    """Collect when something has grown, and never again what is there now: modules, and whatever was loaded.
 
     To be called once, at the end of a process's start.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG, MIDDLE, OLD)
+    gc.set_threshold(GROWTH, 1, 1)
