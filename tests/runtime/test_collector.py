@@ -23,16 +23,16 @@ if sys.argv[1] == "calm":
 found = []
 gc.callbacks.append(lambda phase, info: found.append(info["generation"]))
 alive = []
-for number in range(70_000):  # 10,000 episodes begin, and each is followed by six others, in no order
+for number in range(40_000):  # 10,000 episodes begin, and each is followed by three others, in no order
     place = number * 7919 % 10_000
-    containers = [{"role": "tool", "content": [number]} for _ in range(30)]
+    containers = [{"role": "tool", "content": [number]} for _ in range(10)]
     if number < 10_000:
         alive.append(containers)
     else:
         alive[place] = containers
 print(len(found), sum(generation == 2 for generation in found))
 cycles = 0
-while len(found) < 4 and cycles < 8_000_000:
+while sys.argv[1] == "calm" and len(found) < 4 and cycles < 8_000_000:
     cycle = []
     cycle.append(cycle)
     cycles += 1
