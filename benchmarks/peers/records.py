@@ -125,11 +125,15 @@ async def store_worker(given: argparse.Namespace) -> dict[str, Any]:
 
     rng = random.Random(0)
     few = [make_episode(str(n), given.tokens, rng) for n in range(min(given.episodes, 16))]
-    with tempfile.TemporaryDirectory(dir=given.scratch) as folder:
+    with tempfile.TemporaryDirectory(dir=given.scratch.absolute()) as folder:
         port = Path(folder) / "port"
         command = [sys.executable, "-m", "agent.store", "--path", f"{folder}/e.sqlite", "--port-file", str(port)]
         keys = ["--exit-with-parent", "tasks=100000", f"batch={given.episodes}", "max_lag=64"]
-        process = await asyncio.create_subprocess_exec(*command, *keys, stderr=asyncio.subprocess.DEVNULL)
+        process = await asyncio.create_subprocess_exec(
+            *(*command, *keys),
+            cwd=os.environ.get("MEASURED_ROOT", ROOT),  # the module of that name which is nearest is the one that runs
+            stderr=asyncio.subprocess.DEVNULL,
+        )
         try:
             while not port.exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
