@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
 
-SCHEMA_VERSION = 1
+from agent.packed import NO_LOGPROBS, NO_VERSIONS, LogProbs, TokenIds, Versions
+
+SCHEMA_VERSION = 2
+"""Version 1 had lists of numbers where there are packed arrays now; `decode` reads both."""
 LARGEST_REWARD = 1e18
 """The learner computes in float32, where a larger reward's square would be infinite."""
 
@@ -37,7 +41,7 @@ class StopReason(enum.StrEnum):
         return self.value.startswith("truncated")
 
 
-class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """How actions are sampled. The learner must be able to reproduce the distribution, so the list is short."""
 
     temperature: float = 1.0
@@ -50,7 +54,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Strings that end an action; the token that completes one is its last."""
 
 
-class Experts(msgspec.Struct, frozen=True, omit_defaults=True):
+class Experts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Which experts of a mixture an engine chose: a packed array [tokens, layers, top_k] of ids, little-endian.
 
     `layers` counts the model's layers, those without experts too (what stands there has no meaning). `bits` an id: 8
@@ -73,23 +77,54 @@ class Experts(msgspec.Struct, frozen=True, omit_defaults=True):
         return np.frombuffer(self.data, f"<u{self.bits // 8}").reshape(-1, self.layers, self.top_k)
 
 
-class Segment(msgspec.Struct, frozen=True, omit_defaults=True):
+Kind = Literal["prompt", "action", "observation"]
+
+
+class Segment(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A run of tokens of one origin: the `prompt`, an `action` of the policy, or an `observation`.
 
     `logprobs` and `versions` have one entry a token on actions and are empty elsewhere. `experts` are of its first
     tokens, at most of all: an engine does not run the last token that it samples.
+
+    Any sequence of numbers may be given; it is packed (`agent.packed`) and reads like a tuple. Log-probs are kept as
+    float32, which is what engines compute them in. Raises `EpisodeError` for numbers that do not fit.
     """
 
-    kind: Literal["prompt", "action", "observation"]
-    token_ids: tuple[int, ...]
+    kind: Kind
+    token_ids: TokenIds
     text: str = ""
-    logprobs: tuple[float, ...] = ()
-    versions: tuple[int, ...] = ()
+    logprobs: LogProbs = NO_LOGPROBS
+    versions: Versions = NO_VERSIONS
     finish_reason: str = ""
     experts: Experts | None = None
 
+    if TYPE_CHECKING:  # what is made by msgspec, but for the wider types
 
-class Branch(msgspec.Struct, frozen=True, omit_defaults=True):
+        def __init__(
+            self,
+            kind: Kind,
+            token_ids: Iterable[int],
+            text: str = "",
+            logprobs: Iterable[float] = (),
+            versions: Iterable[int] = (),
+            finish_reason: str = "",
+            experts: Experts | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        if type(self.token_ids) is TokenIds and type(self.logprobs) is LogProbs and type(self.versions) is Versions:
+            return
+        keep = msgspec.structs.force_setattr
+        try:
+            keep(self, "token_ids", TokenIds.of(self.token_ids))
+            # The very defaults where they are empty: these are not written.
+            keep(self, "logprobs", LogProbs.of(self.logprobs) if len(self.logprobs) else NO_LOGPROBS)
+            keep(self, "versions", Versions.of(self.versions) if len(self.versions) else NO_VERSIONS)
+        except (TypeError, ValueError) as error:
+            raise EpisodeError(f"a segment of kind {self.kind} cannot be packed: {error}") from error
+
+
+class Branch(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A chain of segments beside an episode's main one: what was asked with another prompt than what had been sampled.
 
     An agent that compacts its history, asks a sub-agent, strips thinking or talks in parallel makes them. A branch has
@@ -104,8 +139,13 @@ class Branch(msgspec.Struct, frozen=True, omit_defaults=True):
     def actions(self) -> list[Segment]:
         return [s for s in self.segments if s.kind == "action"]
 
+    @property
+    def tokens(self) -> int:
+        """All of them, prompt and observations too."""
+        return sum([len(s.token_ids) for s in self.segments])
 
-class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
+
+class Timings(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Wall-clock of an episode. `issued_at` and `finished_at` are Unix seconds, the others durations in seconds."""
 
     issued_at: float = 0.0
@@ -137,7 +177,8 @@ class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
     group_id: str | None = None
     attempt: int = 0
     metrics: dict[str, Any] = {}
-    schema: int = SCHEMA_VERSION
+    # Made by a function, so that it is always written: a record without it is of version 1.
+    schema: int = msgspec.field(default_factory=lambda: SCHEMA_VERSION)
     environment: str = ""
     branches: tuple[Branch, ...] = ()
 
@@ -152,8 +193,13 @@ class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
         return [action for chain in self.chains for action in chain.actions]
 
     @property
+    def tokens(self) -> int:
+        """All of them, prompts and observations too, in every chain."""
+        return sum([chain.tokens for chain in self.chains])
+
+    @property
     def action_tokens(self) -> int:
-        return sum(len(s.token_ids) for s in self.actions)
+        return sum([len(s.token_ids) for s in self.actions])
 
     @property
     def reward(self) -> float:
@@ -163,7 +209,12 @@ class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def oldest_version(self) -> int | None:
         """The oldest policy version that sampled a token of this episode; None without an action token."""
-        return min((v for s in self.actions for v in s.versions), default=None)
+        return min((version for s in self.actions for version, _ in s.versions.runs()), default=None)
+
+    @property
+    def sampled_by(self) -> list[int]:
+        """The policy versions that sampled its action tokens, oldest first."""
+        return sorted({version for s in self.actions for version, _ in s.versions.runs()})
 
 
 class EpisodeError(ValueError):
@@ -178,7 +229,13 @@ def validate(episode: Episode) -> Episode:
     if episode.schema != SCHEMA_VERSION:
         raise EpisodeError(f"episode {episode.id}: schema {episode.schema}, this program reads {SCHEMA_VERSION}")
     for number, chain in enumerate(episode.chains):
-        _validate_chain(chain, f"episode {episode.id}" + (f", branch {number - 1}" if number else ""))
+        whose = f"episode {episode.id}" + (f", branch {number - 1}" if number else "")
+        try:
+            _validate_chain(chain, whose)
+        except EpisodeError:
+            raise
+        except ValueError as error:  # bytes of no whole number of tokens
+            raise EpisodeError(f"{whose}: {error}") from error
     if not abs(episode.reward) <= LARGEST_REWARD:
         raise EpisodeError(f"episode {episode.id}: its reward is not finite, or above {LARGEST_REWARD:g}")
     if episode.stop_reason.trainable and episode.action_tokens == 0:
@@ -188,29 +245,43 @@ def validate(episode: Episode) -> Episode:
     return episode
 
 
-def _validate_chain(chain: Branch, name: str) -> None:
+def _validate_chain(chain: Branch, whose: str) -> None:
     if not chain.segments or chain.segments[0].kind != "prompt":
-        raise EpisodeError(f"{name}: the first segment must be the prompt")
+        raise EpisodeError(f"{whose}: the first segment must be the prompt")
     if len(chain.turn_rewards) != len(chain.actions):
-        raise EpisodeError(f"{name}: {len(chain.turn_rewards)} rewards for {len(chain.actions)} actions")
+        raise EpisodeError(f"{whose}: {len(chain.turn_rewards)} rewards for {len(chain.actions)} actions")
     if not all(abs(r) <= LARGEST_REWARD for r in chain.turn_rewards):
-        raise EpisodeError(f"{name}: a reward is not finite, or above {LARGEST_REWARD:g}")
-    for index, segment in enumerate(chain.segments):
-        want = len(segment.token_ids) if segment.kind == "action" else 0
-        if len(segment.logprobs) != want or len(segment.versions) != want:
+        raise EpisodeError(f"{whose}: a reward is not finite, or above {LARGEST_REWARD:g}")
+    _check_segments(whose, chain.segments)
+
+
+def _check_segments(whose: str, segments: Sequence[Segment]) -> None:
+    # What can be is looked at in bytes, or all together: a long episode has hundreds of segments.
+    for index, segment in enumerate(segments):
+        size, logprobs, versions = len(segment.token_ids.data), segment.logprobs, segment.versions
+        if segment.kind == "action":
+            sound = len(logprobs.data) == size and 4 * len(versions) == size
+        else:
+            sound = not logprobs.data and not versions.data
+        if not sound or size % 4:
+            want = f"{size / 4:g}" if segment.kind == "action" else "0"
             raise EpisodeError(
-                f"{name}, segment {index} ({segment.kind}, {len(segment.token_ids)} tokens): "
-                f"{len(segment.logprobs)} log-probs and {len(segment.versions)} versions, expected {want} of each"
+                f"{whose}, segment {index} ({segment.kind}, {size / 4:g} tokens): {len(logprobs.data) / 4:g} log-probs "
+                f"and {len(versions)} versions, expected {want} of each"
             )
         if segment.experts is not None:
-            tokens, rest = _tokens_of(segment.experts)
-            if rest or tokens > len(segment.token_ids):
+            known, rest = _tokens_of(segment.experts)
+            if rest or 4 * known > size:
                 raise EpisodeError(
-                    f"{name}, segment {index}: experts of {tokens} tokens and {rest} bytes for "
-                    f"{len(segment.token_ids)} tokens"
+                    f"{whose}, segment {index}: experts of {known} tokens and {rest} bytes for {size // 4} tokens"
                 )
-        if any(not p < math.inf for p in segment.logprobs):  # -inf is a probability of 0, which the gate knows
-            raise EpisodeError(f"{name}, segment {index}: a log-prob is NaN or inf")
+    ids = TokenIds.join([s.token_ids for s in segments]).array()
+    if ids.size and ids.min() < 0:
+        raise EpisodeError(f"{whose}: a token id is negative, {ids.min()}")
+    # -inf is a probability of 0, which the gate knows.
+    if not (LogProbs.join([s.logprobs for s in segments]).array() < np.inf).all():
+        index = next(i for i, s in enumerate(segments) if not (s.logprobs.array() < np.inf).all())
+        raise EpisodeError(f"{whose}, segment {index}: a log-prob is NaN or inf")
 
 
 def _tokens_of(experts: Experts) -> tuple[int, int]:
@@ -221,6 +292,7 @@ def _tokens_of(experts: Experts) -> tuple[int, int]:
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Episode)
+_segment_decoder = msgspec.msgpack.Decoder(Segment)
 
 
 def encode(episode: Episode) -> bytes:
@@ -229,8 +301,43 @@ def encode(episode: Episode) -> bytes:
 
 
 def decode(data: bytes) -> Episode:
-    """Read msgpack back; raises `EpisodeError` on bytes that are no episode of this schema."""
+    """Read msgpack back, of this schema or of version 1; raises `EpisodeError` on bytes that are no episode."""
     try:
         return validate(_decoder.decode(data))
     except msgspec.DecodeError as error:
-        raise EpisodeError(f"not an episode: {error}") from error
+        try:
+            return validate(msgspec.convert(_packed(msgspec.msgpack.decode(data)), Episode))
+        except msgspec.DecodeError:
+            raise EpisodeError(f"not an episode: {error}") from error
+
+
+def decode_segment(data: bytes) -> Segment:
+    """Read one segment back that was written alone, by this schema or by version 1."""
+    try:
+        return _segment_decoder.decode(data)
+    except msgspec.ValidationError:
+        return msgspec.convert(_packed_segment(msgspec.msgpack.decode(data)), Segment)
+
+
+_PACKED: dict[str, Callable[[Any], Any]] = {
+    "token_ids": TokenIds.of,
+    "logprobs": LogProbs.of,
+    "versions": Versions.of,
+}
+
+
+def _packed(record: Any) -> Any:
+    """A decoded record of version 1 with packed arrays in the places of lists; another thing as it is."""
+    if not isinstance(record, dict) or not isinstance(record.get("segments"), list):
+        return record
+    written = record.get("schema", 1)
+    if written != 1:
+        raise EpisodeError(f"episode {record.get('id')}: schema {written}, this program reads 1 and {SCHEMA_VERSION}")
+    return {**record, "segments": [_packed_segment(s) for s in record["segments"]], "schema": SCHEMA_VERSION}
+
+
+def _packed_segment(record: Any) -> Any:
+    try:
+        return {key: _PACKED[key](value) if key in _PACKED else value for key, value in record.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise EpisodeError(f"a segment cannot be packed: {error}") from error

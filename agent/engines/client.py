@@ -102,7 +102,9 @@ class HttpEngine:
         """Sample one action. Cancelling it aborts the request at the server."""
         request_id = request_id or uuid.uuid4().hex
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        path, body = "/inference/v1/generate", _body(request_id, prompt_ids, sampling, stream=False)
+        path = "/inference/v1/generate"
+        # Text from here on: a number a token would be in memory for as long as the engine works.
+        body = msgspec.json.encode(_body(request_id, prompt_ids, sampling, stream=False))
         # The answer has longer than the generation: what is sampled by the limit is handed over when it is aborted.
         work = asyncio.ensure_future(self._request("POST", path, body, timeout_s=limit_s + 2 * _CLEANUP_S))
         in_time = True
@@ -318,14 +320,14 @@ class HttpEngine:
         self,
         method: str,
         path: str,
-        body: dict[str, Any] | None = None,
+        body: dict[str, Any] | bytes | None = None,
         *,
         timeout_s: float,
         close: bool = False,
     ) -> bytes:
         # `close`: a connection for this call alone. vLLM resets the one on which it has failed, and /resume, coming
         # next on it, would be lost: an engine in pause for good.
-        data = None if body is None else msgspec.json.encode(body)
+        data = msgspec.json.encode(body) if isinstance(body, dict) else body
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if close:
             headers["Connection"] = "close"
@@ -396,7 +398,7 @@ def _body(request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, 
         params |= {"detokenize": True, "skip_special_tokens": False}
     if sampling.seed is not None:
         params["seed"] = sampling.seed
-    return {"request_id": request_id, "token_ids": prompt_ids, "sampling_params": params, "stream": stream}
+    return {"request_id": request_id, "token_ids": list(prompt_ids), "sampling_params": params, "stream": stream}
 
 
 class _Snapshot:

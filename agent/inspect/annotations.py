@@ -9,9 +9,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import ArrayLike
 
 FILE_NAME = "annotations.sqlite"
 
@@ -26,10 +28,10 @@ class TokenAnnotations(msgspec.Struct, frozen=True):
 
     episode_id: str
     trained_version: int
-    logprobs: Sequence[float]
-    values: Sequence[float]
-    advantages: Sequence[float]
-    gated: Sequence[int]
+    logprobs: Sequence[float] | np.ndarray[Any, Any]
+    values: Sequence[float] | np.ndarray[Any, Any]
+    advantages: Sequence[float] | np.ndarray[Any, Any]
+    gated: Sequence[int] | np.ndarray[Any, Any]
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +64,7 @@ def encode_annotations(annotations: TokenAnnotations) -> bytes:
     return _encoder.encode(packed)
 
 
-def _to_bytes(numbers: Sequence[float]) -> bytes:
+def _to_bytes(numbers: ArrayLike) -> bytes:
     return np.asarray(numbers, dtype="<f4").tobytes()
 
 

@@ -30,25 +30,30 @@ class AnswerCount:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """`rows` are the most frequent answers of `distinct` in `episodes`; of `wiped` ones no text is left."""
+    """`rows` are the most frequent answers of `distinct` in `episodes`; `wiped` and `pruned` have no text left."""
 
     rows: list[AnswerCount]
     distinct: int
     episodes: int
     wiped: int
+    pruned: int = 0
 
     @property
     def summary(self) -> str:
         """How many are shown of how many, in one line."""
         wiped = f", {self.wiped} wiped" if self.wiped else ""
-        return f"{len(self.rows)} of {self.distinct} distinct answers in {self.episodes} episodes{wiped}"
+        pruned = f", {self.pruned} pruned" if self.pruned else ""
+        return f"{len(self.rows)} of {self.distinct} distinct answers in {self.episodes} episodes{wiped}{pruned}"
 
 
 def count_answers(reader: EpisodeReader, wanted: EpisodeFilter, *, limit: int) -> Answers:
     """The answers of the episodes that fit `wanted`, the most frequent first, at most `limit`."""
     rewards: defaultdict[str | None, list[float]] = defaultdict(list)
-    wiped = 0
+    wiped = pruned = 0
     for row in reader.list(wanted):
+        if row.gone == "pruned":
+            pruned += 1
+            continue
         try:
             actions = decode(reader.get(row.id)).actions
         except StoreFault:  # between the list and now, or with all that its user said
@@ -57,7 +62,7 @@ def count_answers(reader: EpisodeReader, wanted: EpisodeFilter, *, limit: int) -
         rewards[extract_answer(said(actions[-1].text)) if actions else None].append(row.reward)
     counts = [AnswerCount(answer, len(got), sum(got) / len(got)) for answer, got in rewards.items()]
     counts.sort(key=lambda one: (-one.episodes, -one.mean_reward, one.answer or ""))
-    return Answers(counts[: max(0, limit)], len(counts), sum(one.episodes for one in counts), wiped)
+    return Answers(counts[: max(0, limit)], len(counts), sum(one.episodes for one in counts), wiped, pruned)
 
 
 def answers_table(rows: Sequence[AnswerCount]) -> Table:

@@ -60,7 +60,7 @@ def list_table(rows: Sequence[EpisodeRow]) -> Table:
     for row in rows:
         versions = f"{row.oldest_version}-{row.newest_version}"
         table.add_row(
-            *(Text(value) for value in (row.id, row.kind, row.status, row.task_id, row.stop_reason)),
+            *(Text(value) for value in (row.id, row.kind, _status(row), row.task_id, row.stop_reason)),
             f"{row.reward:g}",
             str(row.turns),
             str(row.tokens),
@@ -68,3 +68,7 @@ def list_table(rows: Sequence[EpisodeRow]) -> Table:
             versions if row.oldest_version != row.newest_version else str(row.oldest_version),
         )
     return table
+
+
+def _status(row: EpisodeRow) -> str:
+    return row.status if row.gone is None else f"{row.status}, {row.gone}"

@@ -82,11 +82,12 @@ def token_views(episode: Episode, annotations: TokenAnnotations | None, tokenize
     place = 0
     for number, segment in enumerate(s for chain in episode.chains for s in chain.segments):
         texts = token_texts(segment.token_ids, tokenizer)
+        logprobs, versions = tuple(segment.logprobs), tuple(segment.versions)
         for index, (token_id, text) in enumerate(zip(segment.token_ids, texts, strict=True)):
             if segment.kind != "action":
                 views.append(TokenView(number, segment.kind, token_id, text))
                 continue
-            logprob, version = segment.logprobs[index], segment.versions[index]
+            logprob, version = logprobs[index], versions[index]
             if annotations is None:
                 views.append(TokenView(number, segment.kind, token_id, text, logprob, version))
             else:

@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent import STARTED_BY
+from agent import STARTED_BY, collector
 from agent.backoff import Unreachable
 from agent.descriptors import TooFewDescriptors, raise_limit
 from agent.doors.door import KEY_VARIABLE, DoorFault, check_host
@@ -117,6 +117,7 @@ async def _run(config: RuntimeConfig, run_episode: RunEpisode, spans: Spans | No
             print(f"agent.runtime: `metrics_port`: {why}; choose another one, or 0 for any free one", file=sys.stderr)
             return 2
         log.info("figures and episodes at %s", url)
+    collector.calm()
     loop = asyncio.get_running_loop()
     running = asyncio.create_task(runtime.run(), name="runtime")
     signals = 0

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from agent.backoff import backoff_s
 from agent.engines.base import Completion, ContextOverflow, Engine, EngineBusy, EngineFault, EngineRefused, OutOfTime
 from agent.episode import EpisodeError, Experts, SamplingParams
+from agent.packed import TokenIds
 from agent.runtime.episode_clock import EpisodeClock
 from agent.runtime.settings import SamplingConfig
 from agent.store.protocol import Ticket
@@ -130,7 +131,7 @@ class ActionSampler:
         self.generate_s = 0.0
         self.faults = 0
 
-    async def sample(self, prompt: list[int], most_tokens: int, *, stop: tuple[str, ...] = ()) -> Action:
+    async def sample(self, prompt: TokenIds, most_tokens: int, *, stop: tuple[str, ...] = ()) -> Action:
         """Sample at most `most_tokens` tokens after `prompt`. `stop`: strings that end this action, beside the usual.
 
         A request that failed or was aborted is followed by another one, from prompt and tokens so far. Raises
@@ -199,7 +200,7 @@ class ActionSampler:
         key = f"{self._ticket.seed}:{self._requests}".encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
 
-    async def _request(self, prompt: list[int], params: SamplingParams) -> tuple[Completion, bool]:
+    async def _request(self, prompt: TokenIds, params: SamplingParams) -> tuple[Completion, bool]:
         """One engine request. The second value is true when the episode's wall clock cut it short."""
         began = time.monotonic()
         limit_s, left_s = self._request_limit_s, self._clock.left_s

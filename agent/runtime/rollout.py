@@ -19,6 +19,7 @@ import numpy as np
 from agent.chat.template import ChatTemplateError
 from agent.engines.base import Engine
 from agent.episode import Episode, EpisodeError, Experts, Segment, StopReason, Timings, validate
+from agent.packed import NO_TOKEN_IDS
 from agent.runtime.asked_engine import AskedEngine
 from agent.runtime.engine_requests import Action, ActionSampler, Recover
 from agent.runtime.environment_calls import EnvironmentCalls, Outcome
@@ -163,7 +164,8 @@ class _Rollout:
         self.ticket, self.renderer, self.settings = ticket, renderer, settings
         self.env = EnvironmentCalls(env, settings.env_id, settings.limits)
         self.task_id = ""
-        self.transcript: list[int] = []
+        # Packed, and given to the engine as it is: beside the record, it is all that an episode in flight must hold.
+        self.transcript = NO_TOKEN_IDS
         self.segments: list[Segment] = []
         self.rewards: list[float] = []
         self.experts: list[np.ndarray[Any, Any]] = []  # of the transcript's first tokens, each as it was first run
@@ -259,8 +261,8 @@ class _Rollout:
         return self.settings.max_context_tokens - len(self.transcript)
 
     def _append(self, kind: Any, token_ids: Sequence[int], text: str) -> None:
-        self.segments.append(Segment(kind=kind, token_ids=tuple(token_ids), text=text))
-        self.transcript += token_ids
+        self.segments.append(Segment(kind=kind, token_ids=token_ids, text=text))
+        self.transcript += self.segments[-1].token_ids
         self.watch.grew(kind, len(token_ids), text)
 
     def _record(self, action: Action) -> str:
@@ -272,14 +274,14 @@ class _Rollout:
         self.segments.append(
             Segment(
                 kind="action",
-                token_ids=tuple(action.token_ids),
+                token_ids=action.token_ids,
                 text=text,
-                logprobs=tuple(action.logprobs),
-                versions=tuple(action.versions),
+                logprobs=action.logprobs,
+                versions=action.versions,
                 finish_reason=action.finish_reason,
             )
         )
-        self.transcript += action.token_ids
+        self.transcript += self.segments[-1].token_ids
         self.watch.grew("action", len(action.token_ids), text)
         self.rewards.append(0.0)
         return text

@@ -260,8 +260,8 @@ def _first_that_says_what_to_do(group: ExceptionGroup) -> Exception | None:
 
 
 def _check_pinned_version(ticket: Ticket, episode: Episode) -> None:
-    versions = {version for action in episode.actions for version in action.versions}
-    if ticket.pinned_version is not None and versions - {ticket.pinned_version}:
+    versions = episode.sampled_by
+    if ticket.pinned_version is not None and set(versions) - {ticket.pinned_version}:
         raise EpisodeError(
-            f"evaluation is pinned to version {ticket.pinned_version}, tokens were sampled by {sorted(versions)}"
+            f"evaluation is pinned to version {ticket.pinned_version}, tokens were sampled by {versions}"
         )

@@ -109,6 +109,8 @@ class _Store(_Foreign):
     max_lag_at_claim: int | None = None
     order: str = "completion"
     max_attempts: int = 3
+    keep_trained: int | None = None
+    max_bytes: int | None = None
 
 
 class _Learner(_Foreign):

@@ -69,11 +69,11 @@ class Claims:
             (claim_id, version, count, now),
         )
         self._tables.sql.executemany(
-            "UPDATE episodes SET status = 'claimed', claim = ?, claimed_at = ? WHERE unit = ? AND status = 'ready'",
+            "UPDATE episode_rows SET status = 'claimed', claim = ?, claimed_at = ? WHERE unit = ? AND status = 'ready'",
             [(claim_id, now, unit.number) for unit in chosen],
         )
         self._tables.sql.execute(
-            "INSERT INTO claim_members SELECT claim, id FROM episodes WHERE claim = ?", (claim_id,)
+            "INSERT INTO claim_members SELECT claim, id FROM episode_rows WHERE claim = ?", (claim_id,)
         )
         self._tables.count("claims")
         claim = self._read(claim_id)
@@ -110,7 +110,7 @@ class Claims:
                 "do not keep the step that used it; go back to the last checkpoint"
             )
         trained = self._tables.sql.execute(
-            "UPDATE episodes SET status = 'trained' WHERE claim = ? AND status = 'claimed'", (claim_id,)
+            "UPDATE episode_rows SET status = 'trained' WHERE claim = ? AND status = 'claimed'", (claim_id,)
         )
         self._tables.sql.execute(
             "UPDATE claims SET status = 'committed', closed_at = ?, held = ? WHERE id = ?",
@@ -125,7 +125,7 @@ class Claims:
         if state == "committed":
             raise StoreFault(f"claim {claim_id} is committed: its episodes were trained and cannot be given back")
         self._tables.sql.execute(
-            "UPDATE episodes SET status = 'ready', claim = NULL, claimed_at = NULL "
+            "UPDATE episode_rows SET status = 'ready', claim = NULL, claimed_at = NULL "
             "WHERE claim = ? AND status = 'claimed'",
             (claim_id,),
         )
@@ -155,7 +155,7 @@ class Claims:
 
     def _reopen(self, claim_id: str) -> None:
         self._tables.sql.execute(
-            "UPDATE episodes SET status = 'claimed', claim = ?, claimed_at = ? WHERE status = 'ready' AND id IN "
+            "UPDATE episode_rows SET status = 'claimed', claim = ?, claimed_at = ? WHERE status = 'ready' AND id IN "
             "(SELECT episode FROM claim_members WHERE claim = ?)",
             (claim_id, self._tables.clock(), claim_id),
         )
@@ -175,14 +175,14 @@ class Claims:
             return 0
         dropped = 0
         units = self._tables.all(
-            "SELECT unit, min(oldest_version) AS oldest, min(id) AS id FROM episodes WHERE status = 'ready' "
+            "SELECT unit, min(oldest_version) AS oldest, min(id) AS id FROM episode_rows WHERE status = 'ready' "
             "GROUP BY unit HAVING count(*) = ?",
             self._config.group_size,
         )
         for unit in units:
             if rules.is_stale(self._config, unit["oldest"], version):
                 self._tables.sql.execute(
-                    "UPDATE episodes SET status = 'stale' WHERE unit = ? AND status = 'ready'", (unit["unit"],)
+                    "UPDATE episode_rows SET status = 'stale' WHERE unit = ? AND status = 'ready'", (unit["unit"],)
                 )
                 self._tables.count("stale", self._config.group_size)
                 reason = f"sampled by version {unit['oldest']}, claimed at {version}, limit {self._config.lag_limit}"
@@ -193,7 +193,7 @@ class Claims:
     def _ready(self) -> list[rules.Unit]:
         rows = self._tables.all(
             "SELECT unit, max(number) AS completed, max(finished_at - issued_at) AS latency, "
-            "min(oldest_version) AS oldest FROM episodes WHERE status = 'ready' GROUP BY unit HAVING count(*) = ?",
+            "min(oldest_version) AS oldest FROM episode_rows WHERE status = 'ready' GROUP BY unit HAVING count(*) = ?",
             self._config.group_size,
         )
         return [rules.Unit(row["unit"], row["completed"], row["latency"], row["oldest"]) for row in rows]
@@ -222,8 +222,9 @@ class Claims:
         if self._config.order != "quota":
             return []
         rows = self._tables.all(
-            "SELECT max(finished_at - issued_at) AS latency FROM (SELECT unit, finished_at, issued_at FROM episodes "
-            "WHERE kind != 'evaluate' ORDER BY number DESC LIMIT ?) GROUP BY unit",
+            "SELECT max(finished_at - issued_at) AS latency FROM "
+            "(SELECT unit, finished_at, issued_at FROM episode_rows WHERE kind != 'evaluate' "
+            "ORDER BY number DESC LIMIT ?) GROUP BY unit",
             REFERENCE * self._config.group_size,
         )
         return [row["latency"] for row in rows]

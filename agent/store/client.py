@@ -14,7 +14,7 @@ import msgspec
 
 from agent.doors.door import WrongKey, bearer, wrong_key
 from agent.doors.keys import given_key
-from agent.episode import Episode, encode
+from agent.episode import Episode, EpisodeError, decode, encode
 from agent.store.protocol import (
     MSGPACK,
     Claim,
@@ -203,8 +203,12 @@ class StoreClient:
         return await self._call("GET", "/episodes", list[EpisodeRow], query=query)
 
     async def episode(self, episode_id: str) -> Episode:
-        """One episode."""
-        return await self._call("GET", f"/episodes/{episode_id}", Episode)
+        """One episode; `StoreFault` if there is none, or its tokens are gone."""
+        content = await self._call("GET", f"/episodes/{episode_id}", None, raw=True)
+        try:
+            return decode(content)
+        except EpisodeError as error:
+            raise StoreFault(f"episode {episode_id} of {self.url} cannot be read: {error}") from error
 
     async def healthy(self) -> bool:
         """Whether the store answers and takes work."""
@@ -256,8 +260,9 @@ class StoreClient:
         query: dict[str, str] | None = None,
         wait_s: float = 0.0,
         limit_s: float | None = None,
+        raw: bool = False,
     ) -> Any:
-        """One request; the body decoded as `answer`."""
+        """One request; the body decoded as `answer`, or as it is if `raw`."""
         if body is not None:
             data = msgspec.msgpack.encode(body)
         total = (self.timeout_s if limit_s is None else limit_s) + max(0.0, wait_s)
@@ -283,6 +288,8 @@ class StoreClient:
             kind = StoreFull if status == 507 else StoreFault
             text = content.decode(errors="replace") or f"{method} {path} failed"
             raise kind(f"episode store, {status}: {text}")
+        if raw:
+            return content
         try:
             return msgspec.msgpack.decode(content, type=answer)
         except msgspec.DecodeError as error:

@@ -56,7 +56,14 @@ class StoreConfig(BaseModel):
     max_attempts: int = Field(default=3, ge=1, description="attempts of a ticket before it is given up")
     worker_timeout_s: float = Field(default=60.0, gt=0, description="silence after which a worker counts as dead")
     restart_grace_s: float = Field(default=15.0, ge=0, description="the same, counted from a restart of the store")
-    max_bytes: int | None = Field(default=None, ge=65536, description="ceiling of the file; default: the disk's")
+    max_bytes: int | None = Field(
+        default=None,
+        ge=65536,
+        description="ceiling of the file; the oldest trained episodes make room. Default: the disk",
+    )
+    keep_trained: int | None = Field(
+        default=None, ge=0, description="tokens of so many trained, stale or dropped episodes are kept. Default: of all"
+    )
     evaluations_at_once: int | None = Field(
         default=None, ge=1, description="evaluation tickets leased at once; default: as many as there are"
     )
@@ -92,6 +99,11 @@ class StoreConfig(BaseModel):
         if self.stale_policy == "train":
             return None
         return self.max_lag + 1 if self.max_lag_at_claim is None else self.max_lag_at_claim
+
+    @property
+    def kept_when_full(self) -> int | None:
+        """How many finished episodes keep their tokens even when the file is full; None: all of them."""
+        return 0 if self.keep_trained is None and self.max_bytes is not None else self.keep_trained
 
     @property
     def window_units(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.store.protocol import StoreFault, StoreFull
+from agent.store.protocol import StoreFault, StoreFull, StoreInUse
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -20,8 +20,9 @@ class Database:
     """An SQLite file (WAL, synchronous=FULL) with one owner: a second one is refused by a lock file beside it.
 
     Not thread-safe: use it from one thread. Every change happens inside `apply`. `schema` (SQL, run at every opening)
-    must make the tables `meta`, `counters` and `events` where their methods are used; a file of another `version` of it
-    is refused; `what` names the file's owner in messages. Raises `StoreFault`.
+    must make the tables `meta`, `counters` and `events` where their methods are used; a file of an older `version` of
+    it is given to `migrate`, one of a newer version is refused; `what` names the file's owner in messages. Raises
+    `StoreFault`.
     """
 
     def __init__(
@@ -32,27 +33,31 @@ class Database:
         version: int,
         what: str,
         max_bytes: int | None = None,
+        migrate: Callable[[sqlite3.Connection, int], None] | None = None,
     ) -> None:
         self.path = Path(path)
         self._what = what
+        self._making_room = False
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = self._take_lock()
         try:
             # isolation_level None: transactions are opened and closed by `apply` alone.
             self.sql = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             self.sql.row_factory = sqlite3.Row
+            self.sql.execute("PRAGMA auto_vacuum=INCREMENTAL")  # counts for new files alone, and before all else
             self.sql.execute("PRAGMA journal_mode=WAL")
             self.sql.execute("PRAGMA synchronous=FULL")
             if max_bytes is not None:
-                page = int(self.sql.execute("PRAGMA page_size").fetchone()[0])
-                self.sql.execute(f"PRAGMA max_page_count={max(1, max_bytes // page)}")
-            self.sql.executescript(schema)
-            written = int(self.meta("schema", str(version)))
-            if written != version:
+                self.limit(max_bytes)
+            written = self._written(version)
+            if written > version or (written < version and migrate is None):
                 raise StoreFault(
                     f"{self.path} was written with schema {written}, this program reads {version}: "
                     "open it with the version of the program that wrote it, or start a new run"
                 )
+            if written < version and migrate is not None:
+                migrate(self.sql, written)
+            self.sql.executescript(schema)
             self.apply([lambda: self.set_meta("schema", str(version))])
         except sqlite3.DatabaseError as error:
             self.close()
@@ -63,6 +68,16 @@ class Database:
             self.close()
             raise
 
+    def limit(self, max_bytes: int) -> None:
+        """Let the file grow to `max_bytes` and no further."""
+        page = int(self.one("PRAGMA page_size"))
+        self.sql.execute(f"PRAGMA max_page_count={max(1, max_bytes // page)}")
+
+    def _written(self, version: int) -> int:
+        """The schema of the file; `version` for a new one."""
+        known = self.one("SELECT 1 FROM sqlite_master WHERE name = 'meta'")
+        return int(self.meta("schema", str(version))) if known else version
+
     def _take_lock(self) -> int:
         name = self.path.with_name(self.path.name + ".lock")
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -71,7 +86,7 @@ class Database:
         except OSError as error:
             owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
             os.close(descriptor)
-            raise StoreFault(
+            raise StoreInUse(
                 f"another {self._what} (process {owner or 'unknown'}) is using {self.path}: "
                 "use that one, stop it first, or choose another run name"
             ) from error
@@ -99,7 +114,8 @@ class Database:
         except sqlite3.Error as error:
             self._rollback()
             if len(operations) == 1:
-                return [self._typed(error)]
+                typed = self._typed(error)
+                return self.apply(operations) if isinstance(typed, StoreFull) and self._makes_room() else [typed]
             # A full disk undoes the whole transaction. Alone, the small ones among them may still fit.
             return [answer for operation in operations for answer in self.apply([operation])]
 
@@ -118,6 +134,19 @@ class Database:
             self.sql.execute("RELEASE operation")
         self.sql.execute("COMMIT")
         return answers
+
+    def _makes_room(self) -> bool:
+        if self._making_room:
+            return False
+        self._making_room = True
+        try:
+            return self.make_room()
+        finally:
+            self._making_room = False
+
+    def make_room(self) -> bool:
+        """Free some of the file for an operation that found it full, which is then repeated; whether there was any."""
+        return False
 
     def _rollback(self) -> None:
         if self.sql.in_transaction:

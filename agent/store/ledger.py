@@ -11,6 +11,7 @@ from agent.store.config import StoreConfig
 from agent.store.evaluations import Evaluations
 from agent.store.offers import Offers
 from agent.store.protocol import StoreStatus
+from agent.store.retention import NOTHING, Pruned, prune_step
 from agent.store.tables import Tables
 from agent.store.tickets import Tickets
 
@@ -32,6 +33,8 @@ class Ledger(Tables):
         ready ──claims.take: too old────────────────────────────▶ stale [slot back]
         ready ──tickets.fail: a member of its group is lost─────▶ dropped [slot back]
         ready ──offers.forget───────────────────────────────────▶ dropped, and wiped [slot back]
+
+        trained, stale, dropped ──prune, make_room──▶ the same without its tokens (see `agent.store.retention`)
 
         tickets.deliver, of an evaluation's ticket ──▶ evaluation: no slot, in no claim
 
@@ -60,6 +63,19 @@ class Ledger(Tables):
             self.close()
             raise
 
+    def prune(self) -> Pruned:
+        """Take the tokens of some finished episodes, if there are more than `keep_trained`."""
+        keep = self.config.keep_trained
+        return NOTHING if keep is None else prune_step(self.sql, keep)
+
+    def make_room(self) -> bool:
+        """Take the tokens of some finished episodes because the file is full; whether there were any."""
+        keep = self.config.kept_when_full
+        if keep is None:
+            return False
+        [pruned] = self.apply([lambda: prune_step(self.sql, keep)])
+        return isinstance(pruned, Pruned) and pruned.episodes > 0
+
     def set_version(self, version: int) -> None:
         """Announce the version that the engines serve from now on (lower after a rollback)."""
         self.set_meta("version", str(version))
@@ -77,21 +93,21 @@ class Ledger(Tables):
         counters = self.counters()
         now = self.clock()
         issued = self.all(
-            "SELECT tokens, finished_at - issued_at AS latency FROM episodes WHERE kind != 'evaluate' "
+            "SELECT tokens, finished_at - issued_at AS latency FROM episode_rows WHERE kind != 'evaluate' "
             "ORDER BY number DESC LIMIT ?",
             RECENT,
         )
         consumed = self.all(
-            "SELECT tokens, finished_at - issued_at AS latency, claimed_at - finished_at AS wait FROM episodes "
+            "SELECT tokens, finished_at - issued_at AS latency, claimed_at - finished_at AS wait FROM episode_rows "
             "WHERE kind != 'evaluate' AND status IN ('claimed', 'trained') ORDER BY number DESC LIMIT ?",
             RECENT,
         )
         running = self.all("SELECT issued_at FROM tickets WHERE status = 'leased' AND kind = 'train'")
         return StoreStatus(
             version=self.version,
-            ready=self.one("SELECT count(*) FROM episodes WHERE status = 'ready'"),
+            ready=self.one("SELECT count(*) FROM episode_rows WHERE status = 'ready'"),
             leased=live.get(("train", "leased"), 0),
-            claimed=self.one("SELECT count(*) FROM episodes WHERE status = 'claimed'"),
+            claimed=self.one("SELECT count(*) FROM episode_rows WHERE status = 'claimed'"),
             trained=counters.get("trained", 0),
             epoch=min((self.cursor(share.name)[0] for share in self.config.environments), default=self.cursor()[0]),
             counters=counters,

@@ -28,7 +28,7 @@ class Offers:
         Raises `StoreFault` where it could never be trained: an untrainable stop reason, or a run of a group method.
         """
         tables = self._tables
-        if tables.one("SELECT 1 FROM episodes WHERE id = ?", episode.id) or tables.one(
+        if tables.one("SELECT 1 FROM episode_rows WHERE id = ?", episode.id) or tables.one(
             "SELECT 1 FROM tickets WHERE id = ?", episode.id
         ):
             tables.count("duplicate")
@@ -71,7 +71,7 @@ class Offers:
         `StoreFault` while a claim holds it: repeat the call when the learner's step is over.
         """
         tables = self._tables
-        rows = tables.all("SELECT status, kind FROM episodes WHERE id = ?", episode_id)
+        rows = tables.all("SELECT status, kind FROM episode_rows WHERE id = ?", episode_id)
         if not rows:
             return
         if rows[0]["kind"] != SERVED:
@@ -79,7 +79,10 @@ class Offers:
         if rows[0]["status"] == "claimed":
             raise StoreFault(f"episode {episode_id} is in a claim just now: repeat the call when the step is over")
         tables.sql.execute(
-            "UPDATE episodes SET data = x'', status = CASE status WHEN 'ready' THEN 'dropped' ELSE status END "
+            "DELETE FROM episode_data WHERE number = (SELECT number FROM episode_rows WHERE id = ?)", (episode_id,)
+        )
+        tables.sql.execute(
+            "UPDATE episode_rows SET gone = 'wiped', status = CASE status WHEN 'ready' THEN 'dropped' ELSE status END "
             "WHERE id = ?",
             (episode_id,),
         )

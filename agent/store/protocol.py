@@ -17,6 +17,10 @@ class StoreFull(StoreFault):
     """The disk (or `max_bytes`) is full. Nothing acknowledged is lost; make room and repeat the call."""
 
 
+class StoreInUse(StoreFault):
+    """Another process uses the file."""
+
+
 class Ticket(msgspec.Struct, frozen=True):
     """Leave to run one episode. A runtime leases tickets, and ends each with an episode or a failure.
 
@@ -78,7 +82,8 @@ class EpisodeRow(msgspec.Struct, frozen=True):
     """One line of a list of episodes: what can be known without reading its tokens. Times are Unix seconds.
 
     `kind`: "train", "evaluate", or "served" (offered without a ticket). `status`: "ready", "claimed", "trained",
-    "stale" (too old when it was to be claimed), "dropped" or "evaluation".
+    "stale" (too old when it was to be claimed), "dropped" or "evaluation". `gone`: why its tokens are not there any
+    more, "pruned" (see `keep_trained`) or "wiped" (at its user's wish); None while they are.
     """
 
     id: str
@@ -103,6 +108,7 @@ class EpisodeRow(msgspec.Struct, frozen=True):
     claimed_at: float | None
     claim: str | None
     evaluation: str | None
+    gone: str | None = None
 
 
 class StoreStatus(msgspec.Struct, frozen=True):

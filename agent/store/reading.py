@@ -11,8 +11,6 @@ import msgspec
 
 from agent.store.protocol import EpisodeRow, StoreFault
 
-COLUMNS = ", ".join(EpisodeRow.__struct_fields__)
-
 
 class EpisodeFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to list. None means any; `limit` and `offset` page through, `newest_first` turns the order of completion."""
@@ -46,15 +44,32 @@ def list_episodes(sql: sqlite3.Connection, wanted: EpisodeFilter) -> list[Episod
             values.append(value)
     condition = f"WHERE {' AND '.join(clauses)}" if clauses else ""
     direction = "DESC" if wanted.newest_first else "ASC"
-    query = f"SELECT {COLUMNS} FROM episodes {condition} ORDER BY number {direction} LIMIT ? OFFSET ?"
+    columns = _columns(sql, EpisodeRow.__struct_fields__)
+    query = f"SELECT {columns} FROM episodes {condition} ORDER BY number {direction} LIMIT ? OFFSET ?"
     rows = sql.execute(query, [*values, max(0, min(wanted.limit, 10_000)), max(0, wanted.offset)])
     return [EpisodeRow(*row) for row in rows]
 
 
-def read_episode(sql: sqlite3.Connection, episode_id: str) -> bytes | None:
-    """One encoded episode; None if there is none, or if what it says was wiped."""
-    row = sql.execute("SELECT data FROM episodes WHERE id = ?", (episode_id,)).fetchone()
-    return row[0] or None if row is not None else None
+GONE = {
+    "pruned": "pruned: it is finished, and the run keeps no more of those (`keep_trained`, or `agent.store prune`)",
+    "wiped": "wiped at its user's wish",
+}
+"""What became of an episode's tokens, by `EpisodeRow.gone`."""
+
+
+def read_episode(sql: sqlite3.Connection, episode_id: str) -> bytes | str:
+    """One encoded episode, or why there is nothing to read: no such episode, or its tokens are gone."""
+    found = sql.execute(f"SELECT data, {_columns(sql, ('gone',))} FROM episodes WHERE id = ?", (episode_id,)).fetchone()
+    if found is None:
+        return f"no episode {episode_id}: list the episodes for their ids"
+    data, gone = found
+    return data or f"no episode {episode_id} to read: its tokens were {GONE[gone or 'wiped']}"
+
+
+def _columns(sql: sqlite3.Connection, names: Sequence[str]) -> str:
+    """`names` as columns of a query; one that a file of an older version does not have is NULL."""
+    known = {row[1] for row in sql.execute("PRAGMA table_info(episodes)")}
+    return ", ".join(name if name in known else f"NULL AS {name}" for name in names)
 
 
 class EpisodeReader:
@@ -80,10 +95,10 @@ class EpisodeReader:
         return list_episodes(self._sql, wanted or EpisodeFilter())
 
     def get(self, episode_id: str) -> bytes:
-        """One encoded episode; `StoreFault` if there is none of that id."""
+        """One encoded episode; `StoreFault` if there is none of that id, or its tokens are gone: it says how."""
         data = read_episode(self._sql, episode_id)
-        if data is None:
-            raise StoreFault(f"no episode {episode_id} in {self.path}: list the episodes for their ids")
+        if isinstance(data, str):
+            raise StoreFault(f"{self.path}: {data}")
         return data
 
     def events(self, limit: int = 100) -> Sequence[dict[str, Any]]:

@@ -52,6 +52,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_BODY = 512 * 2**20
 MAX_WAIT_S = 300.0
+_PRUNE_EVERY_S, _PRUNE_PAUSE_S = 2.0, 0.05
+_LONG = 2**20
+"""From so many bytes on decoding and checking an episode takes about half a millisecond: no more in the loop."""
 
 
 class StoreServer:
@@ -67,7 +70,7 @@ class StoreServer:
         self._thread = DatabaseThread(ledger)
         self._changed = asyncio.Event()
         self._stopping = False
-        self._reaper: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def application(self) -> web.Application:
         """The aiohttp application; its start-up and clean-up start and end everything else."""
@@ -103,7 +106,7 @@ class StoreServer:
         return app
 
     async def _start(self, _: web.Application) -> None:
-        self._reaper = asyncio.create_task(self._reap())
+        self._tasks = [asyncio.create_task(self._reap(), name="reap"), asyncio.create_task(self._prune(), name="prune")]
 
     async def _shutdown(self, _: web.Application) -> None:
         self.stop()
@@ -114,10 +117,9 @@ class StoreServer:
         self._notify()
 
     async def _cleanup(self, _: web.Application) -> None:
-        if self._reaper is not None:
-            self._reaper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reaper
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._thread.close)
 
     async def _reap(self) -> None:
@@ -138,6 +140,17 @@ class StoreServer:
                     self._notify()
             except (StoreFault, sqlite3.Error, TimeoutError) as error:
                 log.error("cannot look after silent workers: %s", error)
+
+    async def _prune(self) -> None:
+        """Hold the file to `keep_trained`, step by step, with pauses in which everybody else has the file."""
+        while self.ledger.config.keep_trained is not None:
+            pause_s = _PRUNE_EVERY_S
+            try:
+                if (await self._thread.run(self.ledger.prune)).episodes:
+                    pause_s = _PRUNE_PAUSE_S
+            except (StoreFault, sqlite3.Error, TimeoutError) as error:
+                log.error("cannot prune: %s", error)
+            await asyncio.sleep(pause_s)
 
     def _notify(self) -> None:
         self._changed.set()
@@ -219,8 +232,7 @@ class StoreServer:
     async def _deliver(self, request: web.Request) -> web.Response:
         ticket, data = request.match_info["id"], await request.read()
         try:
-            # A long episode takes milliseconds to decode and check: not in the loop.
-            episode = await asyncio.to_thread(episodes.decode, data)
+            episode = await _decoded(data)
         except episodes.EpisodeError as error:
             reason = str(error)
             return _packed(await self._change(lambda: self.ledger.tickets.reject(ticket, reason)))
@@ -308,13 +320,13 @@ class StoreServer:
     async def _read_episode(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
         data = await self._thread.run(lambda: reading.read_episode(self.ledger.sql, name))
-        if data is None:
-            raise web.HTTPNotFound(text=f"no episode {name}: list the episodes for their ids")
+        if isinstance(data, str):
+            raise web.HTTPNotFound(text=data)
         return web.Response(body=data, content_type=MSGPACK)
 
     async def _offer(self, request: web.Request) -> web.Response:
         data = await request.read()
-        episode = await asyncio.to_thread(episodes.decode, data)  # EpisodeError is a ValueError: 400
+        episode = await _decoded(data)  # EpisodeError is a ValueError: 400
         if episode.id != request.match_info["id"]:
             raise web.HTTPBadRequest(text=f"the episode's id is {episode.id}, not {request.match_info['id']}")
         return _packed(await self._change(lambda: self.ledger.offers.take(episode, data)))
@@ -354,6 +366,10 @@ async def serve(
         await runner.cleanup()
         if port_file is not None:
             await asyncio.to_thread(port_file.unlink, missing_ok=True)
+
+
+async def _decoded(data: bytes) -> episodes.Episode:
+    return episodes.decode(data) if len(data) < _LONG else await asyncio.to_thread(episodes.decode, data)
 
 
 async def _body(request: web.Request, kind: type[S]) -> S:

@@ -1,4 +1,8 @@
-"""The ledger's tables, and what more than one of its parts reads or writes in them."""
+"""The ledger's tables, and what more than one of its parts reads or writes in them.
+
+An episode is two rows: its figures in `episode_rows`, which change with its life, and its bytes in `episode_data`,
+which are written once and never moved. Whoever reads both reads the view `episodes`.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.episode import Episode
-from agent.store import rules
+from agent.store import migration, rules
 from agent.store.config import StoreConfig
 from agent.store.database import Database
 from agent.store.protocol import StoreFault
+from agent.store.retention import FINISHED
 
-SCHEMA_VERSION = 1
-SCHEMA = """
+SCHEMA_VERSION = 2
+SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events (
@@ -27,17 +32,21 @@ CREATE TABLE IF NOT EXISTS tickets (
 CREATE INDEX IF NOT EXISTS tickets_live ON tickets (status, kind, number);
 CREATE INDEX IF NOT EXISTS tickets_unit ON tickets (unit);
 CREATE INDEX IF NOT EXISTS tickets_evaluation ON tickets (evaluation) WHERE evaluation IS NOT NULL;
-CREATE TABLE IF NOT EXISTS episodes (
+CREATE TABLE IF NOT EXISTS episode_rows (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL,
     status TEXT NOT NULL CHECK (status IN ('ready', 'claimed', 'trained', 'stale', 'dropped', 'evaluation')),
     unit INTEGER NOT NULL, task_index INTEGER NOT NULL, epoch INTEGER NOT NULL, group_id TEXT, env_id TEXT NOT NULL,
     task_id TEXT NOT NULL, reward REAL NOT NULL, tokens INTEGER NOT NULL, turns INTEGER NOT NULL,
     oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL, stop_reason TEXT NOT NULL, worker TEXT NOT NULL,
     attempt INTEGER NOT NULL, issued_at REAL NOT NULL, issued_version INTEGER NOT NULL, finished_at REAL NOT NULL,
-    claimed_at REAL, claim TEXT, evaluation TEXT, data BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS episodes_live ON episodes (status, unit);
-CREATE INDEX IF NOT EXISTS episodes_claim ON episodes (claim) WHERE claim IS NOT NULL;
-CREATE INDEX IF NOT EXISTS episodes_evaluation ON episodes (evaluation) WHERE evaluation IS NOT NULL;
+    claimed_at REAL, claim TEXT, evaluation TEXT, gone TEXT CHECK (gone IN ('pruned', 'wiped')));
+CREATE INDEX IF NOT EXISTS episodes_live ON episode_rows (status, unit);
+CREATE INDEX IF NOT EXISTS episodes_claim ON episode_rows (claim) WHERE claim IS NOT NULL;
+CREATE INDEX IF NOT EXISTS episodes_evaluation ON episode_rows (evaluation) WHERE evaluation IS NOT NULL;
+CREATE INDEX IF NOT EXISTS episodes_finished ON episode_rows (number) WHERE {FINISHED};
+CREATE TABLE IF NOT EXISTS episode_data (number INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE VIEW IF NOT EXISTS episodes AS
+    SELECT r.*, coalesce(d.data, x'') AS data FROM episode_rows r LEFT JOIN episode_data d ON d.number = r.number;
 CREATE TABLE IF NOT EXISTS ticket_environments (
     ticket TEXT PRIMARY KEY, environment TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS claims (
@@ -70,13 +79,16 @@ class Tables(Database):
             schema=SCHEMA,
             version=SCHEMA_VERSION,
             what="episode store",
-            max_bytes=None if config is None else config.max_bytes,
+            migrate=migration.begin,
         )
         self.clock = clock or time.time
         # Silence is measured on a clock that nobody sets: a wall clock put forward would end every lease.
         self.elapsed = clock or time.monotonic
         try:
+            migration.finish(self.sql, self.path)
             self.config = self._settle_config(config)
+            if self.config.max_bytes is not None:
+                self.limit(self.config.max_bytes)
         except BaseException:
             self.close()
             raise
@@ -108,7 +120,7 @@ class Tables(Database):
     def outstanding(self) -> int:
         """Training episodes that occupy the staleness budget."""
         tickets = self.one("SELECT count(*) FROM tickets WHERE status IN ('waiting', 'leased') AND kind = 'train'")
-        episodes = self.one("SELECT count(*) FROM episodes WHERE status IN ('ready', 'claimed')")
+        episodes = self.one("SELECT count(*) FROM episode_rows WHERE status IN ('ready', 'claimed')")
         held = self.one("SELECT coalesce(sum(size), 0) FROM claims WHERE held = 1")
         return int(tickets + episodes + held)
 
@@ -183,15 +195,16 @@ class Tables(Database):
         evaluation: str | None = None,
     ) -> None:
         """A new row for `episode`, whose encoding is `data`. Times are Unix seconds."""
-        versions = [v for action in episode.actions for v in action.versions]
-        self.sql.execute(
-            "INSERT INTO episodes (id, kind, status, unit, task_index, epoch, group_id, env_id, task_id, reward, "
+        versions = episode.sampled_by
+        made = self.sql.execute(
+            "INSERT INTO episode_rows (id, kind, status, unit, task_index, epoch, group_id, env_id, task_id, reward, "
             "tokens, turns, oldest_version, newest_version, stop_reason, worker, attempt, issued_at, issued_version, "
-            "finished_at, evaluation, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "finished_at, evaluation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(episode.id, kind, status, unit, task_index, epoch, group_id),
                 *(episode.env_id, episode.task_id, episode.reward, episode.action_tokens, len(episode.actions)),
-                *(min(versions), max(versions), episode.stop_reason.value, worker),
-                *(attempt, issued_at, issued_version, finished_at, evaluation, data),
+                *(versions[0], versions[-1], episode.stop_reason.value, worker),
+                *(attempt, issued_at, issued_version, finished_at, evaluation),
             ),
         )
+        self.sql.execute("INSERT INTO episode_data VALUES (?, ?)", (made.lastrowid, data))

@@ -137,7 +137,7 @@ class Tickets:
         """Make the tickets of as many units as `wanted` tickets need and budget and queue allow; how many units."""
         if self._paused:
             return 0
-        ready = self._tables.one("SELECT count(*) FROM episodes WHERE status = 'ready'")
+        ready = self._tables.one("SELECT count(*) FROM episode_rows WHERE status = 'ready'")
         allowed = rules.units_to_deal(self._config, outstanding=self._tables.outstanding(), ready=ready)
         units = min(allowed, math.ceil(wanted / self._config.group_size))
         for _ in range(units):
@@ -198,9 +198,8 @@ class Tickets:
             return self._return(row)
         if episode.stop_reason is StopReason.INFRASTRUCTURE_ERROR:
             return self._failed(row, "infrastructure", str(episode.metrics.get("error", "infrastructure error")), True)
-        versions = [v for action in episode.actions for v in action.versions]
-        if row["pinned_version"] is not None and any(v != row["pinned_version"] for v in versions):
-            seen = sorted(set(versions))
+        seen = episode.sampled_by
+        if row["pinned_version"] is not None and set(seen) - {row["pinned_version"]}:
             return self._failed(row, "wrong_version", f"pinned to {row['pinned_version']}, sampled by {seen}", True)
         return self._accept(row, episode, data)
 
@@ -304,7 +303,7 @@ class Tickets:
             "UPDATE tickets SET status = 'lost' WHERE unit = ? AND kind = 'train' AND status = 'waiting'", (unit,)
         )
         dropped = self._tables.sql.execute(
-            "UPDATE episodes SET status = 'dropped' WHERE unit = ? AND status = 'ready'", (unit,)
+            "UPDATE episode_rows SET status = 'dropped' WHERE unit = ? AND status = 'ready'", (unit,)
         )
         self._tables.count("dropped", dropped.rowcount)
 

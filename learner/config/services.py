@@ -63,7 +63,8 @@ class RuntimeSection(Section):
 class StoreSection(Section):
     """The episode store. The keys mean what they mean in `agent.store.config`; without `url` a store is started here.
 
-    `max_lag`: how many versions rollouts may run ahead of training (the staleness budget).
+    `max_lag`: how many versions rollouts may run ahead of training (the staleness budget). `keep_trained`: how many
+    trained episodes keep their tokens (None: all), the newest; `max_bytes`: ceiling of the store's file.
     """
 
     url: str | None = None
@@ -73,6 +74,8 @@ class StoreSection(Section):
     max_lag_at_claim: int | None = None
     order: Literal["completion", "window", "quota"] = "completion"
     max_attempts: int = Field(default=3, ge=1)
+    keep_trained: int | None = Field(default=None, ge=0)
+    max_bytes: int | None = Field(default=None, ge=65536)
 
 
 class HardwareConfig(Section):

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
 from agent.episode import Branch, Episode, StopReason
+from agent.packed import LogProbs, TokenIds, Versions
 from learner.advantages import CreditInputs, episode_rewards
 from learner.faults import LearnerFault
 from learner.maths.tensors import first_rows
@@ -232,53 +234,51 @@ def build_batch(
     """
     if temperature is not None:
         require_sampling(episodes, temperature)
-    rows = rows_of(episodes)
-    size = len(rows)
-    lengths = [sum(len(s.token_ids) for s in chain.segments) for _, chain in rows]
+    chains = rows_of(episodes)
+    size = len(chains)
+    lengths = [chain.tokens for _, chain in chains]
     width = max(lengths, default=0)
-    input_ids = torch.full((size, width), PAD, dtype=torch.int64)
-    action_mask = torch.zeros(size, width, dtype=torch.bool)
-    rollout_logprobs = torch.zeros(size, width)
-    versions = torch.full((size, width), -1, dtype=torch.int64)
-    rewards = torch.zeros(size, width)
-    turn_ids = torch.full((size, width), -1, dtype=torch.int64)
+    input_ids = np.full((size, width), PAD, np.int64)
+    action_mask = np.zeros((size, width), np.bool_)
+    rollout_logprobs = np.zeros((size, width), np.float32)
+    versions = np.full((size, width), -1, np.int64)
+    rewards = np.zeros((size, width), np.float32)
+    turn_ids = np.full((size, width), -1, np.int64)
     groups: dict[str, int] = {}
-    for row, (index, chain) in enumerate(rows):
-        trained = is_trained(episodes[index], truncation)
-        start, turn, last_action = 0, 0, -1
-        for segment in chain.segments:
-            stop = start + len(segment.token_ids)
-            input_ids[row, start:stop] = torch.tensor(segment.token_ids, dtype=torch.int64)
-            if segment.kind == "action":
-                if stop > start:
-                    last_action = stop - 1
-                if trained and stop > start:
-                    action_mask[row, start:stop] = True
-                    rollout_logprobs[row, start:stop] = torch.tensor(segment.logprobs)
-                    versions[row, start:stop] = torch.tensor(segment.versions, dtype=torch.int64)
-                    turn_ids[row, start:stop] = turn
-                if trained and last_action >= 0:
-                    rewards[row, last_action] += chain.turn_rewards[turn]
-                turn += 1
-            start = stop
-        if trained and episodes[index].branches and last_action >= 0:
-            rewards[row, last_action] += episodes[index].reward - math.fsum(chain.turn_rewards)
-    of = [episodes[index] for index, _ in rows]
+    for row, (index, chain) in enumerate(chains):
+        episode, length = episodes[index], lengths[row]
+        input_ids[row, :length] = TokenIds.join([s.token_ids for s in chain.segments]).array()
+        if not is_trained(episode, truncation):
+            continue
+        actions, counts = chain.actions, np.array([len(s.token_ids) for s in chain.segments], np.int64)
+        acts = np.array([s.kind == "action" for s in chain.segments], np.bool_)
+        mask, acted = np.repeat(acts, counts), counts[acts]
+        action_mask[row, :length] = mask
+        rollout_logprobs[row, :length][mask] = LogProbs.join([s.logprobs for s in actions]).array()
+        versions[row, :length][mask] = Versions.join([s.versions for s in actions]).array()
+        turn_ids[row, :length][mask] = np.repeat(np.arange(len(actions)), acted)
+        # How many action tokens there are up to the end of each turn: the last one of them is where its reward goes.
+        ends = acted.cumsum()
+        places = np.flatnonzero(mask)[ends[ends > 0] - 1]
+        np.add.at(rewards[row], places, np.array(chain.turn_rewards)[ends > 0])
+        if episode.branches and len(places):
+            rewards[row, places[-1]] += episode.reward - math.fsum(chain.turn_rewards)
+    of = [episodes[index] for index, _ in chains]
     return Batch(
-        input_ids=input_ids,
-        action_mask=action_mask,
-        rollout_logprobs=rollout_logprobs,
-        versions=versions,
-        rewards=rewards,
-        turn_ids=turn_ids,
+        input_ids=torch.from_numpy(input_ids),
+        action_mask=torch.from_numpy(action_mask),
+        rollout_logprobs=torch.from_numpy(rollout_logprobs),
+        versions=torch.from_numpy(versions),
+        rewards=torch.from_numpy(rewards),
+        turn_ids=torch.from_numpy(turn_ids),
         lengths=torch.tensor(lengths, dtype=torch.int64),
         truncated=torch.tensor([e.stop_reason.truncated for e in of], dtype=torch.bool),
         group_ids=torch.tensor([groups.setdefault(e.group_id or e.id, len(groups)) for e in of], dtype=torch.int64),
-        episodes=torch.tensor([index for index, _ in rows], dtype=torch.int64),
+        episodes=torch.tensor([index for index, _ in chains], dtype=torch.int64),
         episode_ids=tuple(episode.id for episode in of),
         task_ids=tuple(_prompt_of(episode) for episode in of),
         families=tuple(family_of(episode) for episode in of),
-        experts=_experts([chain for _, chain in rows], width) if routing else None,
+        experts=_experts([chain for _, chain in chains], width) if routing else None,
     )
 
 

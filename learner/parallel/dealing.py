@@ -21,9 +21,7 @@ def groups_of(episodes: Sequence[Episode]) -> list[list[int]]:
 
 def tokens_of(episodes: Sequence[Episode], chosen: Sequence[int]) -> int:
     """How many tokens the chosen ones have together, in all their chains."""
-    return sum(
-        len(segment.token_ids) for index in chosen for chain in episodes[index].chains for segment in chain.segments
-    )
+    return sum(episodes[index].tokens for index in chosen)
 
 
 def rows_of_rank(episodes: Sequence[Episode], rank: int, world: int) -> list[int]:

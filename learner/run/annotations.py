@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from agent.inspect.annotations import TokenAnnotations
@@ -24,9 +25,9 @@ def step_annotations(batch: Batch, result: StepResult, version: int) -> list[Tok
     for row, episode in enumerate(batch.episodes.tolist()):
         rows_of.setdefault(episode, []).append(row)
 
-    def tokens(tensor: torch.Tensor, rows: list[int]) -> list[Any]:
+    def tokens(tensor: torch.Tensor, rows: list[int]) -> np.ndarray[Any, Any]:
         """Of every action token of an episode, one chain after the other."""
-        return [value for row in rows for value in tensor[row][batch.action_mask[row]].tolist()]
+        return torch.cat([tensor[row][batch.action_mask[row]] for row in rows]).numpy()
 
     return [
         TokenAnnotations(

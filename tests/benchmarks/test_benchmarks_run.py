@@ -118,3 +118,12 @@ def test_the_projects_half_of_the_comparison_with_peers_runs_alone(tmp_path: Pat
     assert step["answers"][0]["gated"] == 0.0  # or the losses would not have one gradient
     assert step["answers"][0]["padding"] <= 0.05
     assert "moe, short: project" in output
+
+
+def test_what_a_record_costs_is_measured_as_the_page_says(tmp_path: Path) -> None:
+    words = ("--quick", "--scratch", str(tmp_path))
+    report, output = run("peers/records.py", *words, target=tmp_path / "figures.json")
+    [record], [store] = report["records"], report["stores"]
+    assert record["disk_bytes_bare"] < 6.0, "4 bytes a token, 8 a sampled one"
+    assert store["tokens"] == 16 * 2048
+    assert "16 x 2,048" in output

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from agent.episode import Episode, SamplingParams, Segment, StopReason, Timings, validate
+from agent.packed import TokenIds
 from agent.wire.request import ChatRequest
 
 ENV_ID = "serve"
@@ -56,9 +57,9 @@ class Conversation(msgspec.Struct, frozen=True):
     turns: list[Turn] = []
 
     @property
-    def token_ids(self) -> tuple[int, ...]:
+    def token_ids(self) -> TokenIds:
         """Everything so far, as it was given to and sampled by the engine."""
-        return tuple(t for segment in self.segments() for t in segment.token_ids)
+        return TokenIds.join(segment.token_ids for segment in self.segments())
 
     def segments(self, turns: int | None = None) -> list[Segment]:
         """The prompt, and the first `turns` turns (None: all)."""
@@ -82,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     base: str
     turn: int
-    prompt_ids: tuple[int, ...]
+    prompt_ids: TokenIds
     prompt_text: str
     added: Segment
 
@@ -134,17 +135,19 @@ def plan_turn(request: ChatRequest, known: Sequence[Conversation], renderer: Ren
     repeated = [c for c in known if _goes_on(request, c)]
     if not repeated:
         start = renderer.start(request.messages, request.tools)
-        return Plan("", 0, start.token_ids, start.text, Segment("prompt", start.token_ids, start.text))
+        opening = Segment("prompt", start.token_ids, start.text)
+        return Plan("", 0, opening.token_ids, start.text, opening)
     base = max(repeated, key=lambda c: (len(c.messages), c.status == "open", c.updated_at))
     new = request.messages[len(base.messages) :]
     observed = renderer.extend(base.messages, base.turns[-1].action.token_ids, new, request.tools)
+    added = Segment("observation", observed.token_ids, observed.text)
     text = "".join(segment.text for segment in base.segments()) + observed.text
     return Plan(
         base.id if base.status == "open" else "",
         len(base.turns),
-        base.token_ids + tuple(observed.token_ids),
+        base.token_ids + added.token_ids,
         text,
-        Segment("observation", tuple(observed.token_ids), observed.text),
+        added,
     )
 
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from agent.episode import SamplingParams, Segment
+from agent.episode import SamplingParams, Segment, decode_segment
 from agent.serve.conversations.conversation import Conversation, Plan, Turn
 from agent.serve.conversations.feedback import Feedback, decide
 from agent.store.database import Database
 from agent.wire.errors import ApiError
 
-VERSION = 1
+VERSION = 2
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -47,6 +47,10 @@ _WIPED = msgspec.msgpack.encode(Segment("prompt", ()))
 _pack = msgspec.msgpack.encode
 
 
+def _migrate(sql: sqlite3.Connection, written: int) -> None:
+    """Version 1 had segments with lists of numbers: they are read as they are, and only an older program must not."""
+
+
 class Answered(msgspec.Struct, frozen=True):
     """What became of feedback."""
 
@@ -67,7 +71,9 @@ class Journal(Database):
     def __init__(
         self, path: Path | str, *, max_bytes: int | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        super().__init__(path, max_bytes=max_bytes, schema=SCHEMA, version=VERSION, what="online journal")
+        super().__init__(
+            path, max_bytes=max_bytes, schema=SCHEMA, version=VERSION, what="online journal", migrate=_migrate
+        )
         self.clock = clock
         self.sql.execute("PRAGMA secure_delete=ON")  # what is wiped must not be readable in a free page
 
@@ -191,15 +197,15 @@ class Journal(Database):
             trainable=bool(row["trainable"]),
             messages=unpack(row["messages"]),
             tools=unpack(row["tools"]),
-            prompt=unpack(row["prompt"], type=Segment),
+            prompt=decode_segment(row["prompt"]),
             sampling=unpack(row["sampling"], type=SamplingParams),
             created_at=row["created_at"],
             updated_at=row["updated_at"],
             turns=[
                 Turn(
                     response_id=turn["id"],
-                    action=unpack(turn["action"], type=Segment),
-                    observation=None if turn["observation"] is None else unpack(turn["observation"], type=Segment),
+                    action=decode_segment(turn["action"]),
+                    observation=None if turn["observation"] is None else decode_segment(turn["observation"]),
                     version=turn["version"],
                     created_at=turn["created_at"],
                     generate_s=turn["generate_s"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from agent.episode import Episode
@@ -25,7 +26,9 @@ def set_figures(chosen: HeldOutSet, episodes: Sequence[Episode], moved_from: int
     }
     figures |= {f"pass_at_{k}": mean_pass_at(episodes, k) for k in passes(chosen.samples) if k > 1}
     if moved_from is not None:
-        versions = [version for e in episodes for action in e.actions for version in action.versions]
-        figures["version_min"], figures["version_max"] = float(min(versions)), float(max(versions))
-        figures["version_share"] = sum(version == moved_from for version in versions) / len(versions)
+        counts: Counter[int] = Counter()
+        for version, tokens in (run for e in episodes for action in e.actions for run in action.versions.runs()):
+            counts[version] += tokens
+        figures["version_min"], figures["version_max"] = float(min(counts)), float(max(counts))
+        figures["version_share"] = counts[moved_from] / counts.total()
     return {f"{chosen.prefix}/{name}": value for name, value in figures.items()}

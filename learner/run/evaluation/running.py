@@ -68,7 +68,7 @@ async def run_evaluation(
         raise EvaluationFault(
             f"{status.failed} of {status.requested} evaluation episodes failed; see the runtime's log"
         )
-    foreign = sum(v != version for e in episodes for s in e.actions for v in s.versions)
+    foreign = sum(n for e in episodes for s in e.actions for v, n in s.versions.runs() if v != version)
     if pinned and foreign:
         raise EvaluationFault(f"{foreign} tokens of the evaluation of version {version} come from another version")
     return episodes

@@ -1,0 +1,65 @@
+"""Files that an older version of the store has written, brought into today's layout when they are opened."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from pathlib import Path
+
+from agent.store.protocol import StoreFault
+
+log = logging.getLogger(__name__)
+
+OLDEST = 1
+_LEFT, _STEP = "episodes_v1", 64
+
+
+def begin(sql: sqlite3.Connection, written: int) -> None:
+    """Put the table of episodes of schema 1 aside, whose rows held both figures and tokens; `finish` moves them.
+
+    One transaction, in which the file becomes one of today's schema: a crash leaves either layout whole.
+    """
+    if written != OLDEST:
+        raise StoreFault(f"schema {written} is not known to this program")
+    sql.executescript(f"""
+        BEGIN IMMEDIATE;
+        DROP INDEX IF EXISTS episodes_live;
+        DROP INDEX IF EXISTS episodes_claim;
+        DROP INDEX IF EXISTS episodes_evaluation;
+        ALTER TABLE episodes RENAME TO {_LEFT};
+        UPDATE meta SET value = '2' WHERE key = 'schema';
+        COMMIT;
+    """)
+
+
+def finish(sql: sqlite3.Connection, path: Path) -> None:
+    """Move what `begin` put aside, some rows at a time: that takes no more room on the disk, and survives a crash."""
+    if sql.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_LEFT,)).fetchone() is None:
+        return
+    left = sql.execute(f"SELECT count(*) FROM {_LEFT}").fetchone()[0]
+    log.info("%s has the layout of an older version: moving %d episodes, once", path, left)
+    try:
+        while _move_some(sql):
+            pass
+        sql.execute(f"DROP TABLE {_LEFT}")
+    except sqlite3.Error as error:
+        raise StoreFault(
+            f"{path} could not be brought into the layout of this version: {error}. Nothing is lost: what is moved "
+            "stays moved, and the next start goes on with the rest"
+        ) from error
+    log.info("%s: moved", path)
+
+
+def _move_some(sql: sqlite3.Connection) -> bool:
+    found = sql.execute(f"SELECT max(number) FROM (SELECT number FROM {_LEFT} ORDER BY number LIMIT {_STEP})")
+    (last,) = found.fetchone()
+    if last is None:
+        return False
+    columns = ", ".join(row[1] for row in sql.execute(f"PRAGMA table_info({_LEFT})") if row[1] != "data")
+    some, wiped = f"FROM {_LEFT} WHERE number <= ?", "CASE length(data) WHEN 0 THEN 'wiped' END"
+    sql.execute("BEGIN IMMEDIATE")
+    sql.execute(f"INSERT INTO episode_rows ({columns}, gone) SELECT {columns}, {wiped} {some}", (last,))
+    sql.execute(f"INSERT INTO episode_data SELECT number, data {some} AND length(data) > 0", (last,))
+    sql.execute(f"DELETE {some}", (last,))
+    sql.execute("COMMIT")
+    return True
