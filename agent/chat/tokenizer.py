@@ -8,6 +8,7 @@ a mark loses it and goes through normaliser, pre-tokenizer and model only, where
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -59,13 +60,18 @@ class ChatTokenizer:
         # tokenizers add too, are ordinary text, and one character cannot be broken (no template builds on one).
         self.control = frozenset(content for content in self._ids if len(content) > 1 and content.strip(_BLANKS))
         self._added = _alternatives(self._ids)
+        self._forbidden = self.ids_of(self.control)
         self._patterns: dict[frozenset[str], re.Pattern[str]] = {}
 
     def choose_mark(self, values: Any) -> str:
         """A character that occurs nowhere in `values` (nested lists and dicts of strings), raw or JSON-escaped."""
         text = "\0".join(_strings(values))
+        first = _MARKS[0]
+        if "\\" not in text and (text.isascii() or first not in text):  # nearly always, and quick to see
+            return first
+        lower = text.lower()
         for mark in _MARKS:
-            if mark not in text and _escaped(mark) not in text.lower():
+            if mark not in text and _escaped(mark) not in lower:
                 return mark
         raise ChatTemplateError("a conversation that holds every private-use character cannot be rendered")
 
@@ -91,7 +97,7 @@ class ChatTokenizer:
 
     def encode(self, text: str, mark: str | None = None) -> tuple[int, ...]:
         """Token ids of `text`: added tokens are parsed unless `mark` is inside them; nothing is added around it."""
-        marks = None if mark is None else re.compile(f"{mark}|{re.escape(_escaped(mark))}", re.IGNORECASE)
+        marks = None if mark is None or not _may_hold(text, mark) else _marks(mark)
         if marks is None or not marks.search(text):
             return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
         ids: list[int] = []
@@ -108,7 +114,7 @@ class ChatTokenizer:
 
     def strip_marks(self, text: str, mark: str) -> str:
         """`text` as it reads without marks."""
-        return re.sub(f"{mark}|{re.escape(_escaped(mark))}", "", text, flags=re.IGNORECASE)
+        return _marks(mark).sub("", text) if _may_hold(text, mark) else text
 
     def leading_controls(self, text: str) -> list[int]:
         """The ids of all control tokens in `text`, in order, if it starts with one (blanks aside); else none."""
@@ -122,13 +128,12 @@ class ChatTokenizer:
 
     def _encode_plain(self, parts: Sequence[str]) -> list[int]:
         """Ids of the joined `parts` with no added token in it; the borders of parts are inside control tokens."""
-        forbidden = self.ids_of(self.control)
         ids = self._model_ids("".join(parts))
-        if forbidden.isdisjoint(ids):
+        if self._forbidden.isdisjoint(ids):
             return ids
         # A model that takes whole words from its vocabulary can find the token there; apart, its halves cannot be it.
         ids = [index for part in parts for index in self._model_ids(part)]
-        if forbidden.isdisjoint(ids):
+        if self._forbidden.isdisjoint(ids):
             return ids
         raise ChatTemplateError("this tokenizer's model spells a special token from plain text; it cannot be used")
 
@@ -149,6 +154,16 @@ def _alternatives(tokens: Collection[str]) -> re.Pattern[str]:
 
 def _escaped(mark: str) -> str:
     return f"\\u{ord(mark):04x}"
+
+
+@functools.cache
+def _marks(mark: str) -> re.Pattern[str]:
+    """`mark`, raw or JSON-escaped."""
+    return re.compile(f"{mark}|{re.escape(_escaped(mark))}", re.IGNORECASE)
+
+
+def _may_hold(text: str, mark: str) -> bool:
+    return mark in text or "\\" in text
 
 
 def _strings(value: Any) -> Iterator[str]:

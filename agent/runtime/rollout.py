@@ -18,6 +18,7 @@ import numpy as np
 
 from agent.chat.template import ChatTemplateError
 from agent.engines.base import Engine
+from agent.engines.prompt import Prompt
 from agent.episode import Episode, EpisodeError, Experts, Segment, StopReason, Timings, validate
 from agent.runtime.engine_requests import Action, ActionSampler, Recover
 from agent.runtime.environment_calls import EnvironmentCalls, Outcome
@@ -130,7 +131,7 @@ class _Rollout:
         self.ticket, self.renderer, self.settings = ticket, renderer, settings
         self.env = EnvironmentCalls(env, settings.env_id, settings.limits)
         self.task_id = ""
-        self.transcript: list[int] = []
+        self.transcript = Prompt()
         self.segments: list[Segment] = []
         self.rewards: list[float] = []
         self.experts: list[np.ndarray[Any, Any]] = []  # of the transcript's first tokens, each as it was first run
