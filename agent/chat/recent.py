@@ -21,13 +21,13 @@ _FIRST_CHECK = 8
 def dropped_range(before: Sequence[Message]) -> tuple[int, int]:
     """The messages of `before`, from first to (excluded) last, that an action need not know of; empty: all count.
 
-    Whole turns between what the conversation opened with and the last turn before the action; an even number of
-    messages, because templates count them to see whether roles alternate.
+    Whole turns behind what the conversation opened with, all of them if that is an even number of messages: templates
+    count messages to see whether roles alternate.
     """
     opening = next((i for i, message in enumerate(before) if message.get("role") == "assistant"), len(before))
     turns = 0
-    for i in range(len(before) - 1, opening, -1):
-        if before[i].get("role") != "assistant":
+    for i in range(len(before), opening, -1):
+        if i < len(before) and before[i].get("role") != "assistant":
             continue
         turns += 1
         if (i - opening) % 2 == 0:

@@ -8,12 +8,15 @@ a mark loses it and goes through normaliser, pre-tokenizer and model only, where
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from agent.chat.template import ChatTemplateError
@@ -55,6 +58,8 @@ class ChatTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        # It leaves out where in the text a token was; with the library's threads on, handing over costs more than that.
+        self._batches = os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "0", "no", "off")
         self._ids = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
         # Also those not flagged special: `<tool_call>` and `<think>` often are not. Runs of blanks, which some
         # tokenizers add too, are ordinary text, and one character cannot be broken (no template builds on one).
@@ -65,10 +70,12 @@ class ChatTokenizer:
 
     def choose_mark(self, values: Any) -> str:
         """A character that occurs nowhere in `values` (nested lists and dicts of strings), raw or JSON-escaped."""
-        text = "\0".join(_strings(values))
         first = _MARKS[0]
-        if "\\" not in text and (text.isascii() or first not in text):  # nearly always, and quick to see
-            return first
+        with contextlib.suppress(TypeError, ValueError):  # what is no JSON, or no text, is looked at below
+            data = msgspec.json.encode(values)
+            if first.encode() not in data and _escaped(first)[1:].encode() not in data.lower():
+                return first  # nearly always, and quick to see
+        text = "\0".join(_strings(values))
         lower = text.lower()
         for mark in _MARKS:
             if mark not in text and _escaped(mark) not in lower:
@@ -89,7 +96,7 @@ class ChatTokenizer:
             while pattern.search(value):
                 value = pattern.sub(lambda match: match[0][0] + mark + match[0][1:], value)
             return value
-        if isinstance(value, Mapping):
+        if isinstance(value, dict | Mapping):  # the first of them is quicker to ask for
             return {key: self.mark_content(item, mark, tokens) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.mark_content(item, mark, tokens) for item in value]
@@ -99,7 +106,7 @@ class ChatTokenizer:
         """Token ids of `text`: added tokens are parsed unless `mark` is inside them; nothing is added around it."""
         marks = None if mark is None or not _may_hold(text, mark) else _marks(mark)
         if marks is None or not marks.search(text):
-            return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+            return self._usual(text)
         ids: list[int] = []
         run: list[str] = []  # consecutive pieces without a mark, encoded in one go so that the result is the usual one
         for piece in self._added.split(text):
@@ -111,6 +118,11 @@ class ChatTokenizer:
             ids += self._encode_plain(marks.split(piece))
         ids += self.encode("".join(run))
         return tuple(ids)
+
+    def _usual(self, text: str) -> tuple[int, ...]:
+        if self._batches:
+            return tuple(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def strip_marks(self, text: str, mark: str) -> str:
         """`text` as it reads without marks."""

@@ -24,7 +24,7 @@ _LATER = (408, 425, 429)
 _RANK = re.compile(r'^vllm:num_requests_running\{(?:.*,)?engine="([^"]*)"', re.MULTILINE)
 
 
-class LogProb(msgspec.Struct):
+class LogProb(msgspec.Struct, gc=False):
     """A sampled token with its log-prob."""
 
     token_id: int
@@ -119,8 +119,8 @@ def completion(answer: Answer, url: str) -> Completion:
     entries = (choice.logprobs.content if choice.logprobs else None) or []
     if [e.token_id for e in entries] != tokens:
         raise fault(f"{len(entries)} log-probs for {len(tokens)} tokens, or of other tokens")
-    logprobs = tuple(e.logprob for e in entries if e.logprob is not None)
-    if len(logprobs) != len(tokens) or not all(math.isfinite(p) and p > _MISSING for p in logprobs):
+    logprobs = tuple([e.logprob for e in entries if e.logprob is not None])
+    if len(logprobs) != len(tokens) or not all(map(math.isfinite, logprobs)) or min(logprobs, default=0.0) <= _MISSING:
         raise fault("a log-prob is missing or not a number")
     versions: list[int] = []
     for span in choice.weight_versions or []:

@@ -164,7 +164,9 @@ async def worker(asked: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.WARNING)
     raise_limit(2 * asked["concurrency"], "the benchmark")
     script = read(Path(asked["folder"]), asked["length"])
-    engine: Engine = HttpEngine(asked["url"]) if asked["url"] else InstantEngine(script, asked["turns"])
+    engine: Engine = InstantEngine(script, asked["turns"])
+    if asked["url"]:
+        engine = HttpEngine(asked["url"], keepalive_s=60.0)
     if asked["episodes"] > WARM_UP:  # templates compiled, modules loaded
         await run(asked, CountingStore(WARM_UP), engine, 4)
     store, profiler = CountingStore(asked["episodes"]), cProfile.Profile()
