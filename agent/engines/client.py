@@ -373,7 +373,10 @@ class HttpEngine:
             # The runtime bounds how many generations run; a second bound here would only hide it.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive_s)
             self._session = aiohttp.ClientSession(
-                connector=connector, timeout=aiohttp.ClientTimeout(total=None), cookie_jar=aiohttp.DummyCookieJar()
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
             )
         return self._session
 

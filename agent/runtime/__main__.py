@@ -32,6 +32,8 @@ async def _parent_gone(pid: int) -> None:
 
 async def run(config: RuntimeConfig, *, exit_with_parent: bool) -> int:
     """Run episodes until a signal, the parent's end (if asked) or an error; returns the exit status."""
+    # The tokenizer's own threads would take time from the one that runs all episodes. It looks when it is loaded.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Imported here: `--help` and a configuration error need none of it.
     from agent.chat.template import ChatTemplateError
     from agent.engines.client import HttpEngine
@@ -50,7 +52,7 @@ async def run(config: RuntimeConfig, *, exit_with_parent: bool) -> int:
         print(f"agent.runtime: `model`: {error}", file=sys.stderr)
         return 2
     store = StoreClient(config.store, kind=None if config.tickets == "all" else config.tickets)
-    engines: dict[str, Engine] = {url: HttpEngine(url) for url in config.engines}
+    engines: dict[str, Engine] = {url: HttpEngine(url, keepalive_s=config.engine_keepalive_s) for url in config.engines}
     runtime = Runtime(
         config,
         store=store,

@@ -307,7 +307,9 @@ async def serve(ledger: Ledger, host: str, port: int, *, port_file: Path | None,
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     server = StoreServer(ledger)
-    runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=10.0)
+    runner = web.AppRunner(
+        server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=10.0, keepalive_timeout=90.0
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

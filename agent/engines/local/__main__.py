@@ -74,8 +74,10 @@ async def _serve(options: argparse.Namespace) -> None:
     )
     loop = ModelLoop(model, version=options.version, max_sequences=options.max_sequences)
     server = LocalServer(loop, name=options.served_model_name or str(options.model), folder=options.model)
-    # A client that goes away cancels its handler, which aborts its generation.
-    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    # A client that goes away cancels its handler, which aborts its generation. Turns may be far apart.
+    runner = web.AppRunner(
+        server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=90.0
+    )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
