@@ -203,13 +203,16 @@ class ChatRenderer:
         if start == stop:
             return self._behind(before, action, messages, tools, add_generation_prompt)
         recent = [*before[:start], *before[stop:]]
+        found: tuple[tuple[int, ...], str] | None = None
         try:
             found = self._behind(recent, action, messages, tools, add_generation_prompt)
-            if not is_check(stop - start, len(before) - stop):
+            if not is_check(stop - start, 1 + len(messages)):
                 return found
-        except ChatTemplateError:  # the whole conversation may be sound; if not, its own error is the one to hear
-            found = None
-        whole = self._behind(before, action, messages, tools, add_generation_prompt)
+            whole = self._behind(before, action, messages, tools, add_generation_prompt)
+        except ChatTemplateError:
+            if found is not None:  # it refuses a turn of long ago, which is in the record as it was
+                return found
+            return self._behind(before, action, messages, tools, add_generation_prompt)
         if found != whole:
             log.warning("the chat template looks far back: from now on all turns are rendered each time")
             self.looks_back = True

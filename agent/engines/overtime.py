@@ -45,6 +45,8 @@ class Overtime:
         assert self._timer is not None
         self._timer.cancel()
         self._ended = True
+        if not self._guard.expired():  # the block has ended by itself: nothing may cancel what follows
+            self._guard.reschedule(None)
         try:
             if self._aborting is not None:
                 await self._settled(self._aborting)
