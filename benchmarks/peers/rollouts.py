@@ -34,7 +34,7 @@ from benchmarks.peers.rollout_script import prepare  # noqa: E402
 from benchmarks.report import save_json, show  # noqa: E402
 
 HERE = Path(__file__).parent
-EPISODES = {10: 400, 100: 800, 1000: 2000, 5000: 5000}
+EPISODES = {10: 100, 100: 300, 1000: 1500, 5000: 5000}
 SHORT_TURNS, LONG_TURNS = 5, 300
 IN_PROCESS, HTTP = "project, engine in process", "project, HTTP"
 COLUMNS = ["episodes at once", "who", "CPU ms a turn", "it / project HTTP", "wall ms a turn", "peak MiB"]
@@ -51,10 +51,12 @@ def ask(command: list[str], asked: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def commands(given: argparse.Namespace) -> dict[str, list[str]]:
+def commands(given: argparse.Namespace, concurrency: int) -> dict[str, list[str]]:
     """By name: what runs a worker."""
     project = [sys.executable, __file__, "--worker"]
     found = {IN_PROCESS: project, HTTP: project}
+    if concurrency > given.peers_up_to:
+        return found
     if given.trl:
         found["TRL async loop, HTTP"] = [given.trl, str(HERE / "trl_rollouts.py")]
     if given.verifiers:
@@ -64,10 +66,11 @@ def commands(given: argparse.Namespace) -> dict[str, list[str]]:
 
 def rounds(given: argparse.Namespace, asked: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The answers of every worker, round by round, so that drift of the machine meets all alike."""
-    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in commands(given)}
+    run = commands(given, asked["concurrency"])
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in run}
     with fake_engine(Path(asked["folder"]), asked["length"], asked["turns"]) as url:
         for _ in range(given.rounds):
-            for name, command in commands(given).items():
+            for name, command in run.items():
                 profile = given.profile and str(given.profile / f"{asked['length']}-{name.split(', ')[1]}.prof")
                 own = {"url": None if name == IN_PROCESS else url, "profile": profile}
                 answers[name].append(ask(command, asked | own))
@@ -96,6 +99,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(EPISODES))
     parser.add_argument("--episodes", type=int, help="how many (none: as many as take a few seconds)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers-up-to", type=int, default=1000, help="episodes at once with which the others run too")
     parser.add_argument("--long-turns", type=int, default=LONG_TURNS)
     parser.add_argument("--no-long", action="store_true", help="without the episode of 300 turns")
     parser.add_argument("--profile", type=Path, help="folder for cProfile's statistics of the project's workers")
