@@ -31,7 +31,7 @@ from envs.tool_calls import ToolFormat
 log = logging.getLogger(__name__)
 
 LONG_TRANSCRIPT = 30_000
-"""Tokens from which on rendering the next turn takes more than about 2 ms."""
+"""Tokens from which on a template that looks far back takes more than about 2 ms for the next turn."""
 
 
 class Rendered(Protocol):
@@ -189,7 +189,7 @@ class _Rollout:
     async def _rendered(self, render: Callable[..., Rendered], *arguments: Any) -> Rendered:
         """Render in a thread when that takes milliseconds: nothing may hold up the other episodes of the loop."""
         try:
-            if len(self.transcript) < LONG_TRANSCRIPT:
+            if len(self.transcript) < LONG_TRANSCRIPT or not getattr(self.renderer, "looks_back", True):
                 return render(*arguments)
             return await asyncio.to_thread(render, *arguments)
         except ChatTemplateError as error:
