@@ -118,3 +118,21 @@ def test_the_projects_half_of_the_comparison_with_peers_runs_alone(tmp_path: Pat
     assert step["answers"][0]["gated"] == 0.0  # or the losses would not have one gradient
     assert step["answers"][0]["padding"] <= 0.05
     assert "moe, short: project" in output
+
+
+def test_the_cost_of_a_turn_runs_without_the_others(tmp_path: Path) -> None:
+    words = ("--concurrency", "4", "--episodes", "8", "--rounds", "1", "--long-turns", "6")
+    report, output = run("peers/rollouts.py", *words, target=tmp_path / "figures.json")
+    assert [(row["length"], row["who"].split(", ")[0]) for row in report["rollouts"]] == [
+        ("short", "project"),
+        ("short", "project"),
+        ("long", "project"),
+        ("long", "project"),
+    ]
+    for row in report["rollouts"]:
+        [found] = row["answers"]
+        assert found["turns"] == row["turns"] * row["episodes"], "every episode has had all of its turns"
+        assert found["cpu_s"] > 0.0
+    in_process, over_http = (row["answers"][0]["tokens"] for row in report["rollouts"][:2])
+    assert in_process == over_http
+    assert "project, HTTP" in output
