@@ -26,6 +26,11 @@ BEHIND_S = 60.0
 """How long a sound engine may be behind the newest version: a publication does not reach all in the same moment."""
 
 
+BUSY_SHARE = 0.05
+"""A check whose time limit itself comes late, by more than this share of it, says nothing of the engine: with thousands
+of episodes under way the event loop may take seconds to go round, and a check goes round with it several times."""
+
+
 class _Member:
     def __init__(self, name: str, engine: Engine) -> None:
         self.name, self.engine = name, engine
@@ -177,11 +182,14 @@ class EnginePool:
             await asyncio.sleep(asked + apart - time.monotonic())
 
     async def _check(self, member: _Member) -> None:
-        doubts = member.doubts
+        doubts, limit = member.doubts, asyncio.timeout(self._check_s)
         try:
-            async with asyncio.timeout(self._check_s):
+            async with limit:
                 health = await member.engine.health()
         except (EngineFault, TimeoutError) as error:
+            if member.sound and limit.expired() and _late_s(limit) > BUSY_SHARE * self._check_s:
+                log.warning("engine %s was not heard in time: this process has more to do than it can", member.name)
+                return
             member.misses += 1
             self._set(member, str(error) or f"its health was not answered within {self._check_s:g} s")
             if member.misses >= GIVEN_UP_AFTER:
@@ -289,3 +297,9 @@ class Seat:
 
     async def close(self) -> None:
         """Nothing: the engines are their owner's to close."""
+
+
+def _late_s(limit: asyncio.Timeout) -> float:
+    """By how much the event loop was late for a limit that has just passed."""
+    due = limit.when()
+    return 0.0 if due is None else asyncio.get_running_loop().time() - due
