@@ -26,9 +26,9 @@ BEHIND_S = 60.0
 """How long a sound engine may be behind the newest version: a publication does not reach all in the same moment."""
 
 
-BUSY_SHARE = 0.05
-"""A check whose time limit itself comes late, by more than this share of it, says nothing of the engine: with thousands
-of episodes under way the event loop may take seconds to go round, and a check goes round with it several times."""
+BUSY_S = 0.2
+"""A check whose time limit itself comes later than this says nothing of the engine: with thousands of episodes under way
+the event loop may take seconds to go round, and a check goes round with it several times."""
 
 
 class _Member:
@@ -187,7 +187,7 @@ class EnginePool:
             async with limit:
                 health = await member.engine.health()
         except (EngineFault, TimeoutError) as error:
-            if member.sound and limit.expired() and _late_s(limit) > BUSY_SHARE * self._check_s:
+            if member.sound and limit.expired() and _late_s(limit) > BUSY_S:
                 log.warning("engine %s was not heard in time: this process has more to do than it can", member.name)
                 return
             member.misses += 1

@@ -372,14 +372,14 @@ async def test_an_engine_is_blamed_for_a_loop_that_is_too_busy_to_hear_it(render
 
     async def busy(go_on: asyncio.Event) -> None:
         while not go_on.is_set():
-            time.sleep(0.5)  # noqa: ASYNC251 - what thousands of turns do to a loop
+            time.sleep(0.8)  # noqa: ASYNC251 - what thousands of turns do to a loop
             await asyncio.sleep(0)
 
     async with pool_of(engine, check_s=0.3) as pool:
         enough = asyncio.Event()
         task = asyncio.create_task(busy(enough))
         engine.hung = True
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(1.6)
         assert pool._members[0].sound
         enough.set()
         await task
