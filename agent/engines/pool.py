@@ -27,8 +27,8 @@ BEHIND_S = 60.0
 
 
 BUSY_S = 0.2
-"""A check whose time limit itself comes later than this says nothing of the engine: with thousands of episodes under way
-the event loop may take seconds to go round, and a check goes round with it several times."""
+"""A check whose time limit itself comes later than this says nothing of the engine: with thousands of episodes under
+way the event loop may take seconds to go round, and a check goes round with it several times."""
 
 
 class _Member:
