@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from agent.chat.recent import dropped_range, is_check, probes
 from agent.chat.template import ChatTemplate, ChatTemplateError, normalise, read_json
 from agent.chat.tokenizer import SURROGATES, ChatTokenizer, load_tokenizer
 from agent.chat.tool_manners import learn_tool_manners
 from envs.core import Message
 from envs.tool_calls import FamilyFormat, parse_calls
+
+log = logging.getLogger(__name__)
 
 _SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SAMPLE_CONTENT = "\uf8ff"  # content that no template writes
@@ -72,6 +76,8 @@ class ChatRenderer:
         self.tool_format: FamilyFormat = self._manners.tool_format or "hermes"
         self._template = template
         self._tokenizer = tokenizer
+        self.looks_back = True
+        """Whether what stands behind an action depends on turns of long ago, so that all are rendered each time."""
         self._turn_markers = frozenset[str]()
         self._turn_ends = frozenset[int]()
         self.turn_end_id: int | None = None
@@ -82,6 +88,7 @@ class ChatRenderer:
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*ends, *eos_ids]))
         """Tokens that end an action: the template's turn end first, then the model's eos tokens."""
         self._turn_markers |= {self._token(index) for index in self.stop_token_ids} & self._tokenizer.control
+        self.looks_back = any(self._looks_back(*probe) for probe in probes())
 
     @classmethod
     def from_pretrained(
@@ -192,6 +199,45 @@ class ChatRenderer:
         action: Message | None = None
         if before and before[-1].get("role") == "assistant":
             action = before.pop()
+        start, stop = (0, 0) if self.looks_back else dropped_range(before)
+        if start == stop:
+            return self._behind(before, action, messages, tools, add_generation_prompt)
+        recent = [*before[:start], *before[stop:]]
+        found: tuple[tuple[int, ...], str] | None = None
+        try:
+            found = self._behind(recent, action, messages, tools, add_generation_prompt)
+            if not is_check(stop - start, 1 + len(messages)):
+                return found
+            whole = self._behind(before, action, messages, tools, add_generation_prompt)
+        except ChatTemplateError:
+            if found is not None:  # it refuses a turn of long ago, which is in the record as it was
+                return found
+            return self._behind(before, action, messages, tools, add_generation_prompt)
+        if found != whole:
+            log.warning("the chat template looks far back: from now on all turns are rendered each time")
+            self.looks_back = True
+        return whole
+
+    def _looks_back(self, before: list[Message], messages: list[Message], tools: list[dict[str, Any]] | None) -> bool:
+        """Whether the template writes something else behind an action where turns of long ago are left out."""
+        start, stop = dropped_range(before)
+        found: list[tuple[tuple[int, ...], str] | None] = []
+        for shown in (before, [*before[:start], *before[stop:]]):
+            try:
+                found.append(self._behind(shown, None, messages, tools, True))
+            except ChatTemplateError:
+                found.append(None)
+        return found[0] is not None and found[0] != found[1]
+
+    def _behind(
+        self,
+        before: list[Message],
+        action: Message | None,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+    ) -> tuple[tuple[int, ...], str]:
+        """As `_after_action`, of the messages `before` the action."""
         mark = self._tokenizer.choose_mark([before, list(messages), tools])
         placeholder = f"{mark}action{mark}"
         turn: Message = {"role": "assistant", "content": placeholder}

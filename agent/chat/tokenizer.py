@@ -8,11 +8,15 @@ a mark loses it and goes through normaliser, pre-tokenizer and model only, where
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from agent.chat.template import ChatTemplateError
@@ -54,18 +58,27 @@ class ChatTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        # It leaves out where in the text a token was; with the library's threads on, handing over costs more than that.
+        self._batches = os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "0", "no", "off")
         self._ids = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
         # Also those not flagged special: `<tool_call>` and `<think>` often are not. Runs of blanks, which some
         # tokenizers add too, are ordinary text, and one character cannot be broken (no template builds on one).
         self.control = frozenset(content for content in self._ids if len(content) > 1 and content.strip(_BLANKS))
         self._added = _alternatives(self._ids)
+        self._forbidden = self.ids_of(self.control)
         self._patterns: dict[frozenset[str], re.Pattern[str]] = {}
 
     def choose_mark(self, values: Any) -> str:
         """A character that occurs nowhere in `values` (nested lists and dicts of strings), raw or JSON-escaped."""
+        first = _MARKS[0]
+        with contextlib.suppress(TypeError, ValueError):  # what is no JSON, or no text, is looked at below
+            data = msgspec.json.encode(values)
+            if first.encode() not in data and _escaped(first)[1:].encode() not in data.lower():
+                return first  # nearly always, and quick to see
         text = "\0".join(_strings(values))
+        lower = text.lower()
         for mark in _MARKS:
-            if mark not in text and _escaped(mark) not in text.lower():
+            if mark not in text and _escaped(mark) not in lower:
                 return mark
         raise ChatTemplateError("a conversation that holds every private-use character cannot be rendered")
 
@@ -83,7 +96,7 @@ class ChatTokenizer:
             while pattern.search(value):
                 value = pattern.sub(lambda match: match[0][0] + mark + match[0][1:], value)
             return value
-        if isinstance(value, Mapping):
+        if isinstance(value, dict | Mapping):  # the first of them is quicker to ask for
             return {key: self.mark_content(item, mark, tokens) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.mark_content(item, mark, tokens) for item in value]
@@ -91,9 +104,9 @@ class ChatTokenizer:
 
     def encode(self, text: str, mark: str | None = None) -> tuple[int, ...]:
         """Token ids of `text`: added tokens are parsed unless `mark` is inside them; nothing is added around it."""
-        marks = None if mark is None else re.compile(f"{mark}|{re.escape(_escaped(mark))}", re.IGNORECASE)
+        marks = None if mark is None or not _may_hold(text, mark) else _marks(mark)
         if marks is None or not marks.search(text):
-            return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+            return self._usual(text)
         ids: list[int] = []
         run: list[str] = []  # consecutive pieces without a mark, encoded in one go so that the result is the usual one
         for piece in self._added.split(text):
@@ -106,9 +119,14 @@ class ChatTokenizer:
         ids += self.encode("".join(run))
         return tuple(ids)
 
+    def _usual(self, text: str) -> tuple[int, ...]:
+        if self._batches:
+            return tuple(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
     def strip_marks(self, text: str, mark: str) -> str:
         """`text` as it reads without marks."""
-        return re.sub(f"{mark}|{re.escape(_escaped(mark))}", "", text, flags=re.IGNORECASE)
+        return _marks(mark).sub("", text) if _may_hold(text, mark) else text
 
     def leading_controls(self, text: str) -> list[int]:
         """The ids of all control tokens in `text`, in order, if it starts with one (blanks aside); else none."""
@@ -122,13 +140,12 @@ class ChatTokenizer:
 
     def _encode_plain(self, parts: Sequence[str]) -> list[int]:
         """Ids of the joined `parts` with no added token in it; the borders of parts are inside control tokens."""
-        forbidden = self.ids_of(self.control)
         ids = self._model_ids("".join(parts))
-        if forbidden.isdisjoint(ids):
+        if self._forbidden.isdisjoint(ids):
             return ids
         # A model that takes whole words from its vocabulary can find the token there; apart, its halves cannot be it.
         ids = [index for part in parts for index in self._model_ids(part)]
-        if forbidden.isdisjoint(ids):
+        if self._forbidden.isdisjoint(ids):
             return ids
         raise ChatTemplateError("this tokenizer's model spells a special token from plain text; it cannot be used")
 
@@ -149,6 +166,16 @@ def _alternatives(tokens: Collection[str]) -> re.Pattern[str]:
 
 def _escaped(mark: str) -> str:
     return f"\\u{ord(mark):04x}"
+
+
+@functools.cache
+def _marks(mark: str) -> re.Pattern[str]:
+    """`mark`, raw or JSON-escaped."""
+    return re.compile(f"{mark}|{re.escape(_escaped(mark))}", re.IGNORECASE)
+
+
+def _may_hold(text: str, mark: str) -> bool:
+    return mark in text or "\\" in text
 
 
 def _strings(value: Any) -> Iterator[str]:

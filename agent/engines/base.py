@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -135,4 +135,21 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Close the connections; the engine itself stays."""
+        ...
+
+
+@runtime_checkable
+class Sticky(Protocol):
+    """What an engine may be able to do beside: keep the requests of a session where their common prefix is cached."""
+
+    async def generate_in(
+        self,
+        session: int | None,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Completion:
+        """As `Engine.generate`. An episode is a session; its number is of its own among those of this client."""
         ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
@@ -29,11 +30,13 @@ from agent.engines.base import (
     OutOfTime,
     WeightStream,
 )
+from agent.engines.overtime import Overtime
 from agent.engines.stream_reader import Partial, StreamReader
-from agent.engines.wire import answers, completion, refusal
+from agent.engines.wire import answers, completion, data_parallel_ranks, figures_of, generate_body, refusal
 from agent.episode import SamplingParams
 
 _ID_PREFIX = "generate-tokens-"  # the server puts it before a request's id, and wants it in aborts
+_GENERATE = "/inference/v1/generate"
 _CLEANUP_S = 5.0
 
 HANDED_OVER_S = 2.0
@@ -66,6 +69,9 @@ class HttpEngine:
     `EngineRefused` (asking again won't help; a prompt that is too long is `ContextOverflow`), or `EngineBusy` if it
     asks to come later; a broken connection is `Disconnected`; 5xx and what can't be read are plain `EngineFault`.
 
+    Connections that nobody uses are kept for `keepalive_s`: less than the engine keeps them, for a POST into one that
+    it has just closed is lost. vLLM closes them after 5 s, unless VLLM_HTTP_TIMEOUT_KEEP_ALIVE says otherwise.
+
     With `keep_stale_cache` a publication leaves keys and values as the old weights made them, and what is sampled
     next reads them: nothing is computed again, but the log-probs are of no one set of weights.
 
@@ -79,10 +85,12 @@ class HttpEngine:
         *,
         timeout_s: float = 600.0,
         control_timeout_s: float = 120.0,
+        keepalive_s: float = 2.0,
         keep_stale_cache: bool = False,
         key: str | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        self._keepalive_s = keepalive_s
         self._headers = bearer(given_key() if key is None else key)
         self._keep_stale_cache = keep_stale_cache
         self._timeout_s = timeout_s
@@ -90,6 +98,7 @@ class HttpEngine:
         self._session: aiohttp.ClientSession | None = None
         self._publishing = asyncio.Lock()
         self._max_context: int | None = None
+        self._name, self._first_rank, self._ranks = uuid.uuid4().hex, random.randrange(2**16), 1
 
     async def generate(
         self,
@@ -100,34 +109,42 @@ class HttpEngine:
         timeout_s: float | None = None,
     ) -> Completion:
         """Sample one action. Cancelling it aborts the request at the server."""
+        return await self.generate_in(None, prompt_ids, sampling, request_id=request_id, timeout_s=timeout_s)
+
+    async def generate_in(
+        self,
+        session: int | None,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Completion:
+        """As `generate`, in a session (see `agent.engines.base.Sticky`).
+
+        It goes out as `X-Session-ID`, which gateways can be told to keep together, and where vLLM runs several
+        data-parallel engines behind one address, as the rank of the one that has the session's prefix.
+        """
         request_id = request_id or uuid.uuid4().hex
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        path = "/inference/v1/generate"
-        # Text from here on: a number a token would be in memory for as long as the engine works.
-        body = msgspec.json.encode(_body(request_id, prompt_ids, sampling, stream=False))
-        # The answer has longer than the generation: what is sampled by the limit is handed over when it is aborted.
-        work = asyncio.ensure_future(self._request("POST", path, body, timeout_s=limit_s + 2 * _CLEANUP_S))
-        in_time = True
+        call_name = f"engine {self.url}{_GENERATE}"
+        # What is sampled by the limit is handed over when it is aborted.
+        overtime = Overtime(limit_s, lambda: self._abort(request_id, _CLEANUP_S), HANDED_OVER_S)
         try:
-            await asyncio.wait({work}, timeout=limit_s)
-            if not work.done():
-                in_time = False
-                await self._abort(request_id, _CLEANUP_S)
-                await asyncio.wait({work}, timeout=HANDED_OVER_S)
-            late = f"engine {self.url}{path}: no answer within {limit_s:g} s"
-            if not work.done():
-                raise OutOfTime(late)
-            sampled = completion(self._decode(answers.decode, work.result(), "generate"), self.url)
-            if not in_time and sampled.finish_reason == "abort":
-                raise OutOfTime(late, sampled)
-            return sampled
-        finally:
-            if not work.done():
-                if in_time:  # cancelled
-                    with contextlib.suppress(EngineFault):
-                        await self._abort(request_id, _CLEANUP_S)
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+            async with overtime:
+                body = generate_body(request_id, prompt_ids, sampling, stream=False)
+                answer = await self._exchange("POST", _GENERATE, body, self._kept_together(session))
+        except TimeoutError as error:
+            raise OutOfTime(f"{call_name}: no answer within {limit_s:g} s") from error
+        except asyncio.CancelledError:
+            if not overtime.reached:
+                with contextlib.suppress(EngineFault):
+                    await self._abort(request_id, _CLEANUP_S)
+            raise
+        sampled = completion(self._decode(answers.decode, answer, "generate"), self.url)
+        if overtime.reached and sampled.finish_reason == "abort":
+            raise OutOfTime(f"{call_name}: no answer within {limit_s:g} s", sampled)
+        return sampled
 
     async def stream(
         self,
@@ -145,16 +162,15 @@ class HttpEngine:
         Closing it early, cancelling and the time limit abort the request at the server.
         """
         request_id = request_id or uuid.uuid4().hex
-        body = _body(request_id, prompt_ids, sampling, stream=True)
+        body = generate_body(request_id, prompt_ids, sampling, stream=True)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        call_name = f"engine {self.url}/inference/v1/generate"
+        call_name = f"engine {self.url}{_GENERATE}"
         reader = StreamReader(self.url)
         settled = False
         try:
             async with self._open().post(
-                self.url + "/inference/v1/generate",
-                data=msgspec.json.encode(body),
-                headers={"Content-Type": "application/json"},
+                self.url + _GENERATE,
+                data=_payload(body),
                 timeout=aiohttp.ClientTimeout(total=limit_s),
             ) as response:
                 if response.status >= 400:
@@ -216,7 +232,8 @@ class HttpEngine:
             served = await self._models()
             self._max_context = (served[0].max_model_len or 0) if served else 0
         label = self._decode(msgspec.json.Decoder(_WeightInfo).decode, info, "weight_info").weight_version
-        figures = _figures(metrics.decode())
+        text = metrics.decode()
+        figures, self._ranks = figures_of(text), data_parallel_ranks(text)
         return EngineHealth(
             version=int(label) if label.isdecimal() else -1,
             running=int(figures.get("vllm:num_requests_running", 0)),
@@ -327,18 +344,31 @@ class HttpEngine:
     ) -> bytes:
         # `close`: a connection for this call alone. vLLM resets the one on which it has failed, and /resume, coming
         # next on it, would be lost: an engine in pause for good.
-        data = msgspec.json.encode(body) if isinstance(body, dict) else body
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        if close:
-            headers["Connection"] = "close"
+        headers = {"Connection": "close"} if close else None
+        content = None if body is None else msgspec.json.encode(body)
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._open().request(method, self.url + path, data=data, headers=headers) as response,
-            ):
-                content = await response.read()
+            async with asyncio.timeout(timeout_s):
+                return await self._exchange(method, path, content, headers)
         except TimeoutError as error:
             raise OutOfTime(f"engine {self.url}{path}: no answer within {timeout_s:g} s") from error
+
+    def _kept_together(self, session: int | None) -> dict[str, str] | None:
+        """The headers of a session's requests."""
+        if session is None:
+            return None
+        headers = {"X-Session-ID": f"{self._name}-{session}"}
+        if self._ranks > 1:
+            headers["X-data-parallel-rank"] = str((self._first_rank + session) % self._ranks)
+        return headers
+
+    async def _exchange(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str] | None = None
+    ) -> bytes:
+        """The content of an answer, however long it takes."""
+        data = None if body is None else _payload(body)
+        try:
+            async with self._open().request(method, self.url + path, data=data, headers=headers) as response:
+                content = await response.read()
         except aiohttp.ClientError as error:
             raise Disconnected(f"engine {self.url}{path}: {error}; is it running?") from error
         if response.status >= 400:
@@ -348,10 +378,13 @@ class HttpEngine:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             # The runtime bounds how many generations run; a second bound here would only hide it.
-            # Idle connections go before the server closes them (5 s for vLLM): a POST into one is lost.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive_s)
             self._session = aiohttp.ClientSession(
-                connector=connector, timeout=aiohttp.ClientTimeout(total=None), headers=self._headers
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None),
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
             )
         return self._session
 
@@ -383,22 +416,8 @@ def _said_by_engine(error: BaseException) -> bool:
     return isinstance(error, EngineFault) and error.__cause__ is None
 
 
-def _body(request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool) -> dict[str, Any]:
-    params: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "max_tokens": sampling.max_tokens,
-        "stop_token_ids": sampling.stop_token_ids,
-        "logprobs": 0,
-        "detokenize": False,
-    }
-    if sampling.stop:  # the only case in which the engine has to read its tokens as text
-        params |= {"stop": sampling.stop, "include_stop_str_in_output": True}
-        params |= {"detokenize": True, "skip_special_tokens": False}
-    if sampling.seed is not None:
-        params["seed"] = sampling.seed
-    return {"request_id": request_id, "token_ids": list(prompt_ids), "sampling_params": params, "stream": stream}
+def _payload(body: bytes) -> aiohttp.BytesPayload:
+    return aiohttp.BytesPayload(body, content_type="application/json")
 
 
 class _Snapshot:
@@ -410,15 +429,3 @@ class _Snapshot:
     @contextlib.asynccontextmanager
     async def connected(self, url: str, call: Call) -> AsyncGenerator[Callable[[], Awaitable[object]], None]:
         yield lambda: call("POST", "/update_weights", {"update_info": {"path": str(self._folder)}})
-
-
-def _figures(text: str) -> dict[str, float]:
-    """Prometheus text, summed over labels."""
-    figures: dict[str, float] = {}
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            name, _, value = line.rpartition(" ")
-            with contextlib.suppress(ValueError):
-                name = name.partition("{")[0]
-                figures[name] = figures.get(name, 0.0) + float(value)
-    return figures

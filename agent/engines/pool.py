@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from agent.backoff import Unreachable, backoff_s
-from agent.engines.base import Completion, Disconnected, Engine, EngineFault, EngineHealth, WeightStream
+from agent.engines.base import Completion, Disconnected, Engine, EngineFault, EngineHealth, Sticky, WeightStream
 from agent.episode import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -25,10 +26,15 @@ BEHIND_S = 60.0
 """How long a sound engine may be behind the newest version: a publication does not reach all in the same moment."""
 
 
+BUSY_S = 0.2
+"""A check whose time limit itself comes later than this says nothing of the engine: with thousands of episodes under
+way the event loop may take seconds to go round, and a check goes round with it several times."""
+
+
 class _Member:
     def __init__(self, name: str, engine: Engine) -> None:
         self.name, self.engine = name, engine
-        self.load = 0
+        self.load = self.sessions = 0
         self.sound = False
         self.trouble = "not asked yet"
         self.version = -1
@@ -38,7 +44,14 @@ class _Member:
         self.questions = self.answered = 0
         self.wanted = asyncio.Event()
         self.was_asked = asyncio.Event()
-        self.given_up = asyncio.Event()
+        self.requests: set[asyncio.Timeout] = set()  # one of each request that is at the engine
+
+    def give_up(self) -> None:
+        """End all requests that are at the engine."""
+        now = asyncio.get_running_loop().time()
+        given_up, self.requests = self.requests, set()
+        for request in given_up:
+            request.reschedule(now)
 
 
 class EnginePool:
@@ -173,19 +186,20 @@ class EnginePool:
             await asyncio.sleep(asked + apart - time.monotonic())
 
     async def _check(self, member: _Member) -> None:
-        doubts = member.doubts
+        doubts, limit = member.doubts, asyncio.timeout(self._check_s)
         try:
-            async with asyncio.timeout(self._check_s):
+            async with limit:
                 health = await member.engine.health()
         except (EngineFault, TimeoutError) as error:
+            if member.sound and limit.expired() and _late_s(limit) > BUSY_S:
+                log.warning("engine %s was not heard in time: this process has more to do than it can", member.name)
+                return
             member.misses += 1
             self._set(member, str(error) or f"its health was not answered within {self._check_s:g} s")
             if member.misses >= GIVEN_UP_AFTER:
-                member.given_up.set()
+                member.give_up()
             return
         member.misses = 0
-        if member.given_up.is_set():
-            member.given_up = asyncio.Event()
         if doubts == member.doubts:  # else a request failed while it was asked: its answer may be older than that
             self._set(member, self._weights_trouble(member, health.version))
 
@@ -207,7 +221,14 @@ class Seat:
     """An episode's place at one engine of a pool. To a rollout it is an `Engine`, whichever engine is behind it."""
 
     def __init__(self, pool: EnginePool, member: _Member) -> None:
-        self._pool, self._member = pool, member
+        self._pool = pool
+        self._sit_down(member)
+
+    def _sit_down(self, member: _Member) -> None:
+        self._member, self._generate = member, member.engine.generate
+        if isinstance(member.engine, Sticky):
+            member.sessions += 1
+            self._generate = functools.partial(member.engine.generate_in, member.sessions)
 
     @property
     def name(self) -> str:
@@ -223,8 +244,9 @@ class Seat:
             self._pool._doubt(self._member, fault)
         else:
             await self._pool._ask(self._member)
-        left, self._member = self._member, await self._pool._least_loaded()
+        left, found = self._member, await self._pool._least_loaded()
         left.load -= 1
+        self._sit_down(found)
 
     async def version(self) -> int:
         """The policy version of the engine, asked after this call; raises `EngineFault` where it is not sound."""
@@ -245,20 +267,17 @@ class Seat:
         member = self._member
         if not member.sound:
             raise EngineFault(f"engine {member.name} is away: {member.trouble}")
-        had = member.version
-        work = asyncio.create_task(
-            member.engine.generate(prompt_ids, sampling, request_id=request_id, timeout_s=timeout_s)
-        )
-        given_up = asyncio.create_task(member.given_up.wait())
+        had, until_given_up = member.version, asyncio.timeout(None)
+        member.requests.add(until_given_up)
         try:
-            await asyncio.wait({work, given_up}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise EngineFault(f"engine {member.name} is away: {member.trouble}")
-            completion = work.result()
+            async with until_given_up:
+                completion = await self._generate(prompt_ids, sampling, request_id=request_id, timeout_s=timeout_s)
+        except TimeoutError as error:
+            if not until_given_up.expired():
+                raise
+            raise EngineFault(f"engine {member.name} is away: {member.trouble}") from error
         finally:
-            work.cancel()
-            given_up.cancel()
-            await asyncio.gather(work, given_up, return_exceptions=True)
+            member.requests.discard(until_given_up)
         if completion.versions:
             # It was restarted between two checks: these tokens would be taken for ones of newer weights.
             if completion.versions[0] < had:
@@ -282,3 +301,9 @@ class Seat:
 
     async def close(self) -> None:
         """Nothing: the engines are their owner's to close."""
+
+
+def _late_s(limit: asyncio.Timeout) -> float:
+    """By how much the event loop was late for a limit that has just passed."""
+    due = limit.when()
+    return 0.0 if due is None else asyncio.get_running_loop().time() - due

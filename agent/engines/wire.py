@@ -6,21 +6,26 @@ import base64
 import contextlib
 import io
 import math
+import re
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from agent.doors.door import DoorFault, wrong_key
 from agent.engines.base import Completion, ContextOverflow, EngineBusy, EngineFault, EngineRefused
-from agent.episode import Experts
+from agent.engines.prompt import json_of
+from agent.episode import Experts, SamplingParams
 from envs.retry_after import retry_after_s
 
 _MISSING = -9999.0  # what vLLM writes for a log-prob that it does not have
 _TOO_LONG = ("maximum context length", "maximum model length")
 _LATER = (408, 425, 429)
+_RANK = re.compile(r'^vllm:num_requests_running\{(?:.*,)?engine="([^"]*)"', re.MULTILINE)
 
 
-class LogProb(msgspec.Struct):
+class LogProb(msgspec.Struct, gc=False):
     """A sampled token with its log-prob."""
 
     token_id: int
@@ -80,6 +85,26 @@ def refusal(status: int, call_name: str, content: bytes, retry_after: str | None
     return EngineRefused(message, status)
 
 
+def generate_body(request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool) -> bytes:
+    """The body of a request to /inference/v1/generate. Of a `Prompt` nothing is encoded that has been sent before."""
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "stop_token_ids": sampling.stop_token_ids,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+    if sampling.stop:  # the only case in which the engine has to read its tokens as text
+        params |= {"stop": sampling.stop, "include_stop_str_in_output": True}
+        params |= {"detokenize": True, "skip_special_tokens": False}
+    if sampling.seed is not None:
+        params["seed"] = sampling.seed
+    rest = msgspec.json.encode({"request_id": request_id, "sampling_params": params, "stream": stream})
+    return b'{"token_ids":[%b],%b' % (json_of(prompt_ids), rest[1:])
+
+
 def completion(answer: Answer, url: str) -> Completion:
     """Check an answer, and give each token the version of its span."""
 
@@ -97,8 +122,8 @@ def completion(answer: Answer, url: str) -> Completion:
     entries = (choice.logprobs.content if choice.logprobs else None) or []
     if [e.token_id for e in entries] != tokens:
         raise fault(f"{len(entries)} log-probs for {len(tokens)} tokens, or of other tokens")
-    logprobs = tuple(e.logprob for e in entries if e.logprob is not None)
-    if len(logprobs) != len(tokens) or not all(math.isfinite(p) and p > _MISSING for p in logprobs):
+    logprobs = tuple([e.logprob for e in entries if e.logprob is not None])
+    if len(logprobs) != len(tokens) or not all(map(math.isfinite, logprobs)) or min(logprobs, default=0.0) <= _MISSING:
         raise fault("a log-prob is missing or not a number")
     versions: list[int] = []
     for span in choice.weight_versions or []:
@@ -128,3 +153,20 @@ def _experts(text: str | None) -> Experts | None:
     if not sound or (ids.size and not 0 <= ids.min() <= ids.max() < 2**16):
         raise ValueError(f"{ids.dtype} of shape {ids.shape}")
     return Experts.pack(ids)
+
+
+def figures_of(text: str) -> dict[str, float]:
+    """Prometheus text, summed over labels."""
+    figures: dict[str, float] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            with contextlib.suppress(ValueError):
+                name = name.partition("{")[0]
+                figures[name] = figures.get(name, 0.0) + float(value)
+    return figures
+
+
+def data_parallel_ranks(text: str) -> int:
+    """Over how many engines the server of this Prometheus text spreads its requests: vLLM labels each one's figures."""
+    return max(1, len(set(_RANK.findall(text))))

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from agent.engines.base import ContextOverflow, EngineFault
+from agent.engines.prompt import Prompt
 from agent.episode import EpisodeError, Segment, StopReason
 from agent.harness.chains import Chain, Message, Place, Turn, action_segment, added_segment, key_of, place_of
 from agent.harness.task import HarnessTask
@@ -303,7 +304,7 @@ class Session:
         if room > 0:
             most = min(most, room, request.max_tokens or most)
             with self._watch.stage("generate"):
-                action = await self._sampler.sample(prompt, most, stop=request.stops)
+                action = await self._sampler.sample(Prompt(prompt), most, stop=request.stops)
         self.overflowed = not action.token_ids and action.finish_reason in ("", "length")
         if self.overflowed:
             # In the words by which clients of both wires know it, and compact what they ask.

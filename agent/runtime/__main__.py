@@ -65,6 +65,8 @@ async def run(
 
 
 async def _run(config: RuntimeConfig, run_episode: RunEpisode, spans: Spans | None, *, exit_with_parent: bool) -> int:
+    # The tokenizer's own threads would take time from the one that runs all episodes. It looks when it is loaded.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Imported here: `--help` and a configuration error need none of it.
     from agent.chat.template import ChatTemplateError
     from agent.engines.client import HttpEngine
@@ -95,7 +97,8 @@ async def _run(config: RuntimeConfig, run_episode: RunEpisode, spans: Spans | No
         print(f"agent.runtime: `model`: {error}", file=sys.stderr)
         return 2
     store = StoreClient(config.store, kind=None if config.tickets == "all" else config.tickets, key=key)
-    engines: dict[str, Engine] = {url: HttpEngine(url, key=key) for url in config.engines}
+    kept_s = config.engine_keepalive_s
+    engines: dict[str, Engine] = {url: HttpEngine(url, key=key, keepalive_s=kept_s) for url in config.engines}
     board = Board() if config.metrics_port is not None else None
     runtime = Runtime(
         config,

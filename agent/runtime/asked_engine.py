@@ -14,6 +14,7 @@ import msgspec
 
 from agent.chat.template import ChatTemplateError
 from agent.engines.base import Engine, EngineFault
+from agent.engines.prompt import Prompt
 from agent.runtime.engine_requests import ActionSampler, Recover
 from agent.runtime.episode_clock import EpisodeClock
 from agent.runtime.settings import SamplingConfig, StageLimits
@@ -86,7 +87,7 @@ class AskedEngine:
             patience_s=self._limits.generate_s,
         )
         try:
-            prompt = list(self._renderer.start(list(messages), []).token_ids)
+            prompt = Prompt(self._renderer.start(list(messages), []).token_ids)
             action = await sampler.sample(prompt, max_tokens)
         except (EngineFault, ChatTemplateError) as error:
             raise ModelFault(f"the engine did not answer the environment's question: {error}") from error

@@ -10,13 +10,14 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from agent.backoff import backoff_s
 from agent.engines.base import Completion, ContextOverflow, Engine, EngineBusy, EngineFault, EngineRefused, OutOfTime
+from agent.engines.overtime import Overtime
+from agent.engines.prompt import Prompt
 from agent.episode import EpisodeError, Experts, SamplingParams
-from agent.packed import TokenIds
 from agent.runtime.episode_clock import EpisodeClock
 from agent.runtime.settings import SamplingConfig
 from agent.store.protocol import Ticket
@@ -131,7 +132,7 @@ class ActionSampler:
         self.generate_s = 0.0
         self.faults = 0
 
-    async def sample(self, prompt: TokenIds, most_tokens: int, *, stop: tuple[str, ...] = ()) -> Action:
+    async def sample(self, prompt: Prompt, most_tokens: int, *, stop: tuple[str, ...] = ()) -> Action:
         """Sample at most `most_tokens` tokens after `prompt`. `stop`: strings that end this action, beside the usual.
 
         A request that failed or was aborted is followed by another one, from prompt and tokens so far. Raises
@@ -200,37 +201,42 @@ class ActionSampler:
         key = f"{self._ticket.seed}:{self._requests}".encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
 
-    async def _request(self, prompt: TokenIds, params: SamplingParams) -> tuple[Completion, bool]:
+    async def _request(self, prompt: Sequence[int], params: SamplingParams) -> tuple[Completion, bool]:
         """One engine request. The second value is true when the episode's wall clock cut it short."""
         began = time.monotonic()
         limit_s, left_s = self._request_limit_s, self._clock.left_s
         request_id = f"{self._ticket.id}.{self._ticket.attempt}.{self._requests}"
         wall_clock = left_s <= limit_s
-        task = asyncio.create_task(
-            self._engine.generate(prompt, params, request_id=request_id, timeout_s=limit_s),
-            name=f"generate {request_id}",
-        )
+        # Aborting hands over the tokens so far: they were sampled, so they belong to the episode.
+        overtime = Overtime(left_s if wall_clock else limit_s + ABORT_GRACE_S, self._abort(request_id), ABORT_GRACE_S)
+        too_long = f"a turn took longer than limits.generate_s={limit_s:g} s"
         try:
-            await asyncio.wait({task}, timeout=left_s if wall_clock else limit_s + ABORT_GRACE_S)
-            if task.done():
-                return _sampled(task), False
-            # Aborting hands over the tokens so far: they were sampled, so they belong to the episode.
-            await asyncio.wait_for(self._engine.abort(request_id), ABORT_GRACE_S)
-            await asyncio.wait({task}, timeout=ABORT_GRACE_S)
-            if not wall_clock:
-                handed_over = task.result() if task.done() else None
-                if handed_over is not None and handed_over.finish_reason != "abort":
-                    return handed_over, False
-                raise OutOfTime(f"a turn took longer than limits.generate_s={limit_s:g} s", handed_over)
-            if task.done():
-                return task.result(), True
-            return Completion((), (), (), "abort"), True
+            async with overtime:
+                completion = await self._engine.generate(prompt, params, request_id=request_id, timeout_s=limit_s)
+        except OutOfTime as late:  # the engine's client cut it at the limit
+            if overtime.reached or late.completion is None or not late.completion.token_ids:
+                raise
+            return late.completion, False
         except TimeoutError as error:
-            raise EngineFault(f"the engine did not answer an abort within {ABORT_GRACE_S:g} s") from error
+            if wall_clock:
+                return Completion((), (), (), "abort"), True
+            raise OutOfTime(too_long) from error
+        except asyncio.CancelledError:
+            with contextlib.suppress(EngineFault):
+                await self._abort(request_id)()
+            raise
         finally:
             self.generate_s += time.monotonic() - began
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(EngineFault, TimeoutError):
-                    await asyncio.wait_for(self._engine.abort(request_id), ABORT_GRACE_S)
-                await asyncio.wait({task}, timeout=ABORT_GRACE_S)
+        if overtime.reached and not wall_clock and completion.finish_reason == "abort":
+            raise OutOfTime(too_long, completion)
+        return completion, overtime.reached and wall_clock
+
+    def _abort(self, request_id: str) -> Callable[[], Awaitable[None]]:
+        async def abort() -> None:
+            try:
+                async with asyncio.timeout(ABORT_GRACE_S):
+                    await self._engine.abort(request_id)
+            except TimeoutError as error:
+                raise EngineFault(f"the engine did not answer an abort within {ABORT_GRACE_S:g} s") from error
+
+        return abort

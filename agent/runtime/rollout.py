@@ -18,8 +18,8 @@ import numpy as np
 
 from agent.chat.template import ChatTemplateError
 from agent.engines.base import Engine
+from agent.engines.prompt import Prompt
 from agent.episode import Episode, EpisodeError, Experts, Segment, StopReason, Timings, validate
-from agent.packed import NO_TOKEN_IDS
 from agent.runtime.asked_engine import AskedEngine
 from agent.runtime.engine_requests import Action, ActionSampler, Recover
 from agent.runtime.environment_calls import EnvironmentCalls, Outcome
@@ -33,7 +33,7 @@ from envs.tool_calls import ToolFormat
 log = logging.getLogger(__name__)
 
 LONG_TRANSCRIPT = 30_000
-"""Tokens from which on rendering the next turn takes more than about 2 ms."""
+"""Tokens from which on a template that looks far back takes more than about 2 ms for the next turn."""
 
 
 class Rendered(Protocol):
@@ -164,8 +164,7 @@ class _Rollout:
         self.ticket, self.renderer, self.settings = ticket, renderer, settings
         self.env = EnvironmentCalls(env, settings.env_id, settings.limits)
         self.task_id = ""
-        # Packed, and given to the engine as it is: beside the record, it is all that an episode in flight must hold.
-        self.transcript = NO_TOKEN_IDS
+        self.transcript = Prompt()
         self.segments: list[Segment] = []
         self.rewards: list[float] = []
         self.experts: list[np.ndarray[Any, Any]] = []  # of the transcript's first tokens, each as it was first run
@@ -250,7 +249,7 @@ class _Rollout:
     async def _rendered(self, render: Callable[..., Rendered], *arguments: Any) -> Rendered:
         """Render in a thread when that takes milliseconds: nothing may hold up the other episodes of the loop."""
         try:
-            if len(self.transcript) < LONG_TRANSCRIPT:
+            if len(self.transcript) < LONG_TRANSCRIPT or not getattr(self.renderer, "looks_back", True):
                 return render(*arguments)
             return await asyncio.to_thread(render, *arguments)
         except ChatTemplateError as error:

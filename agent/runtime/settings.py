@@ -179,6 +179,9 @@ class RuntimeConfig(_Frozen):
     """Prompt, actions and observations together. No recorded episode is longer."""
     max_tokens_per_turn: int = Field(default=1024, ge=1)
     limits: StageLimits = StageLimits()
+    engine_keepalive_s: float = Field(default=2.0, gt=0)
+    """How long a connection to an engine is kept while nobody uses it. Less than the engine keeps it: vLLM 5 s, or what
+    its VLLM_HTTP_TIMEOUT_KEEP_ALIVE says. Where turns are further apart than this, each one connects again."""
     harness: HarnessConfig | None = None
     """Who makes the turns: None: this runtime; else that agent, and `python -m agent.harness` has to be started."""
     worker: str = ""

@@ -235,7 +235,7 @@ class StoreClient:
         if self._session is None:
             # No limit on connections: long polls would starve deliveries.
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),  # the store keeps them for longer
                 headers={"Accept": MSGPACK, "Content-Type": MSGPACK, **bearer(self._key)},
             )
         return self._session

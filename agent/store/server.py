@@ -348,7 +348,9 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     server = StoreServer(ledger, key=key)
-    runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=10.0)
+    runner = web.AppRunner(
+        server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=10.0, keepalive_timeout=90.0
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

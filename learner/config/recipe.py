@@ -190,6 +190,8 @@ class Recipe(Section):
                 "environments: the store at store.url deals the tasks; give it the key `environments` (docs/store.md) "
                 "and this recipe `env`, or leave store.url out"
             )
+        if self.runtime.count > 1 and self.learner.online:
+            raise ValueError("runtime.count: learner.online takes its episodes from a server; leave one of them out")
         longest = max(one.max_context_tokens for one in self.held_out_sets)
         if longest > self.engine.max_context:
             raise ValueError(f"evaluation: max_context_tokens {longest} is larger than engine.max_context")

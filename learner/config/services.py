@@ -41,13 +41,18 @@ class EngineConfig(Section):
 class RuntimeSection(Section):
     """How episodes are run, in the runtime's own terms; with `launch` the runtime is a child of the learner.
 
-    `python`: the interpreter that runs it, with this project installed (None: this one). OpenHands needs 3.12.
+    `count`: so many runtimes are started, which share `concurrency`: one process has one core for its episodes.
+    `python`: the interpreter that runs them, with this project installed (None: this one). OpenHands needs 3.12.
+    `engine_keepalive_s`: how long a connection to an engine is kept while nobody uses it (None: a minute to engines
+    that are started here, and less than vLLM's own 5 s to those that run).
     `metrics_port`: of its `/metrics` and `/episodes` (0: a free one, which `runtime.port` in the run's folder names;
-    None: no port), on the interface `metrics_host`. It asks for the run's key.
+    None: no port), on the interface `metrics_host`. It asks for the run's key. Where there are several runtimes, all
+    but the first have free ones.
     `harness`: an agent that exists already and makes the turns itself (docs/harness.md).
     """
 
     launch: bool = True
+    count: int = Field(default=1, ge=1)
     python: Path | None = None
     concurrency: int = Field(default=64, ge=1)
     chat: ChatConfig = ChatConfig()
@@ -58,6 +63,21 @@ class RuntimeSection(Section):
     metrics_port: int | None = Field(default=0, ge=0, le=65535)
     metrics_host: str = "127.0.0.1"
     harness: HarnessConfig | None = None
+    engine_keepalive_s: float | None = Field(default=None, gt=0)
+
+    @property
+    def shares(self) -> list[int]:
+        """The `concurrency` of each runtime."""
+        least, more = divmod(self.concurrency, self.count)
+        return [least + (i < more) for i in range(self.count)]
+
+    @model_validator(mode="after")
+    def _each_has_a_share(self) -> RuntimeSection:
+        if self.count > self.concurrency:
+            raise ValueError(f"count {self.count} is more than concurrency {self.concurrency}, which they share")
+        if self.count > 1 and not self.launch:
+            raise ValueError("count: with launch=false no runtime is started here; start several where they run")
+        return self
 
 
 class StoreSection(Section):

@@ -22,7 +22,7 @@ from agent.store.client import StoreClient
 from learner.config import Recipe
 from learner.services.engine_fleet import Fleet
 from learner.services.shared_key import shared_key
-from learner.services.store_and_runtime import STOP_LIMIT_S, Children
+from learner.services.store_and_runtime import RUNTIME, STOP_LIMIT_S, Children
 from learner.services.weight_transfer import Weights
 
 _ASK_LIMIT_S = 10.0
@@ -31,7 +31,7 @@ _EVALUATION_RUNTIME = "evaluation-runtime"
 
 @dataclass
 class Services:
-    """Clients of everything the learner talks to, and the store and runtime that were started here.
+    """Clients of everything the learner talks to, and the store and runtimes that were started here.
 
     `evaluation_fleet`: the engines of `evaluation.engines`, inside `evaluation_engines`.
     """
@@ -125,9 +125,9 @@ class Services:
             if (recipe.runtime.launch and not recipe.learner.online) or private_store:
                 # A runtime ends its own sandboxes, and is given the time for it.
                 grace_s = max(STOP_LIMIT_S, recipe.runtime.limits.shutdown_s + 5.0)
-                stack.push_async_callback(children.stop, "runtime", grace_s)
+                stack.push_async_callback(children.stop_all, RUNTIME, grace_s)
                 own = recipe.evaluation.engines is not None and not private_store
-                await children.start_runtime(
+                await children.start_runtimes(
                     recipe,
                     base_of(model) or model,  # an adapter says nothing of turns and their ends
                     store=services.store.url,

@@ -1,4 +1,4 @@
-"""Store and runtime as children of the learner: how they are started, watched and ended.
+"""Store and runtimes as children of the learner: how they are started, watched and ended.
 
 Children live in sessions of their own: Ctrl-C reaches the learner only, which takes them down in order. They also end
 by themselves when the learner dies, by SIGKILL too.
@@ -21,6 +21,10 @@ from learner.config import Recipe
 from learner.faults import LearnerFault
 
 STOP_LIMIT_S = 15.0
+RUNTIME = "runtime"
+"""The first runtime of training; further ones are runtime-2, runtime-3, ..."""
+_OWN_ENGINES_KEPT_S = 60.0  # those that are started here keep idle connections for longer
+_OTHER_ENGINES_KEPT_S = 2.0  # vLLM as it comes closes them after 5 s
 _START_LIMIT_S = 120.0
 
 
@@ -60,6 +64,24 @@ class Children:
         )
         return f"http://127.0.0.1:{port}"
 
+    async def start_runtimes(
+        self,
+        recipe: Recipe,
+        model: Path,
+        *,
+        store: str,
+        engines: tuple[str, ...],
+        tickets: Literal["all", "train", "evaluate"] = "all",
+    ) -> None:
+        """Start `runtime.count` runtimes, as `start_runtime` does. Each has a worker's name and a spool of its own."""
+        shares = recipe.runtime.shares
+        names = [RUNTIME, *(f"{RUNTIME}-{number}" for number in range(2, len(shares) + 1))]
+        await asyncio.to_thread(_adopt_spools, self._folder, set(names))
+        for name, share in zip(names, shares, strict=True):
+            await self.start_runtime(
+                recipe, model, store=store, engines=engines, tickets=tickets, name=name, concurrency=share
+            )
+
     async def start_runtime(
         self,
         recipe: Recipe,
@@ -68,14 +90,16 @@ class Children:
         store: str,
         engines: tuple[str, ...],
         tickets: Literal["all", "train", "evaluate"] = "all",
-        name: str = "runtime",
+        name: str = RUNTIME,
+        concurrency: int | None = None,
     ) -> None:
         """Start a runtime of the recipe for these addresses; `model` has tokenizer and chat template.
 
-        `tickets`: the kind that it runs. `name`: of the child; "runtime" is the one of training. Raises `LearnerFault`
-        if there is no `runtime.python`.
+        `tickets`: the kind that it runs. `name`: of the child. `concurrency`: its own (None: all of the recipe's).
+        Raises `LearnerFault` if there is no `runtime.python`.
         """
         section = recipe.runtime
+        kept_s = _OTHER_ENGINES_KEPT_S if recipe.engine.urls else _OWN_ENGINES_KEPT_S
         config = {
             "store": store,
             "engines": list(engines),
@@ -87,13 +111,15 @@ class Children:
                 for one in recipe.held_out_sets
             },
             "tickets": tickets,
-            "worker": f"{recipe.name}-0" if name == "runtime" else f"{recipe.name}-{name}",
-            "spool": str(self._folder / ("undelivered" if name == "runtime" else f"undelivered-{name}")),
-            **section.model_dump(mode="json", exclude={"launch", "python"}),
+            "worker": f"{recipe.name}-0" if name == RUNTIME else f"{recipe.name}-{name}",
+            "spool": str(_spool(self._folder, name)),
+            **section.model_dump(mode="json", exclude={"launch", "python", "count"}),
+            "concurrency": concurrency or section.concurrency,
+            "engine_keepalive_s": section.engine_keepalive_s or kept_s,
             "port_file": str(self._folder / f"{name}.port"),
         }
         await asyncio.to_thread((self._folder / f"{name}.port").unlink, missing_ok=True)
-        if section.metrics_port and name != "runtime":
+        if section.metrics_port and name != RUNTIME:
             config["metrics_port"] = 0  # the one that was chosen is taken by the runtime of training
         words = ["-m", "agent.runtime" if section.harness is None else "agent.harness", "--exit-with-parent"]
         try:
@@ -112,9 +138,29 @@ class Children:
             process, _ = self._processes[name]
             await asyncio.shield(asyncio.ensure_future(stop_child(process, grace_s=grace_s)))
 
+    async def stop_all(self, first: str, grace_s: float) -> None:
+        """End the child `first` and those named after it (`first`-2, ...), all at once."""
+        names = [name for name in self._processes if name == first or name.startswith(f"{first}-")]
+        await asyncio.gather(*(self.stop(name, grace_s) for name in names))
+
     async def _spawn(self, name: str, words: list[str], *, stdin: int = DEVNULL, python: Path | None = None) -> Process:
         log = self._folder / f"{name}.log"
         env = {**os.environ, "OMP_NUM_THREADS": "1", KEY_VARIABLE: self._key}
         process = await start_child(str(python or sys.executable), *words, log=log, env=env, stdin=stdin)
         self._processes[name] = (process, log)
         return process
+
+
+def _spool(folder: Path, name: str) -> Path:
+    return folder / ("undelivered" if name == RUNTIME else f"undelivered-{name}")
+
+
+def _adopt_spools(folder: Path, names: set[str]) -> None:
+    """Give the first runtime what runtimes of a session before had to keep, if there are fewer of them now."""
+    own = _spool(folder, RUNTIME)
+    for left in folder.glob(f"undelivered-{RUNTIME}-*"):
+        if left.name.removeprefix("undelivered-") in names:
+            continue
+        own.mkdir(exist_ok=True)
+        for episode in left.glob("*.episode"):
+            episode.replace(own / episode.name)

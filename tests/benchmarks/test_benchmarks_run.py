@@ -127,3 +127,21 @@ def test_what_a_record_costs_is_measured_as_the_page_says(tmp_path: Path) -> Non
     assert record["disk_bytes_bare"] < 6.0, "4 bytes a token, 8 a sampled one"
     assert store["tokens"] == 16 * 2048
     assert "16 x 2,048" in output
+
+
+def test_the_cost_of_a_turn_runs_without_the_others(tmp_path: Path) -> None:
+    words = ("--concurrency", "4", "--episodes", "8", "--rounds", "1", "--long-turns", "6")
+    report, output = run("peers/rollouts.py", *words, target=tmp_path / "figures.json")
+    assert [(row["length"], row["who"].split(", ")[0]) for row in report["rollouts"]] == [
+        ("short", "project"),
+        ("short", "project"),
+        ("long", "project"),
+        ("long", "project"),
+    ]
+    for row in report["rollouts"]:
+        [found] = row["answers"]
+        assert found["turns"] == row["turns"] * row["episodes"], "every episode has had all of its turns"
+        assert found["cpu_s"] > 0.0
+    in_process, over_http = (row["answers"][0]["tokens"] for row in report["rollouts"][:2])
+    assert in_process == over_http
+    assert "project, HTTP" in output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -364,3 +365,22 @@ async def test_a_crowd_that_waits_for_a_version_asks_as_one(renderer: ChatRender
         engine.version = 3
         assert set(await asyncio.gather(*(seat.version() for seat in seats))) == {3}
         assert engine.asked - before <= 3
+
+
+async def test_an_engine_is_blamed_for_a_loop_that_is_too_busy_to_hear_it(renderer: ChatRenderer) -> None:
+    engine = ScriptedEngine(renderer, says("right"))
+
+    async def busy(go_on: asyncio.Event) -> None:
+        while not go_on.is_set():
+            time.sleep(0.8)  # noqa: ASYNC251 - what thousands of turns do to a loop
+            await asyncio.sleep(0)
+
+    async with pool_of(engine, check_s=0.3) as pool:
+        enough = asyncio.Event()
+        task = asyncio.create_task(busy(enough))
+        engine.hung = True
+        await asyncio.sleep(1.6)
+        assert pool._members[0].sound
+        enough.set()
+        await task
+        await until(lambda: not pool._members[0].sound)  # now that it would be heard

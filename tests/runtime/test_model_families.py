@@ -66,7 +66,9 @@ async def test_a_call_in_the_familys_form_is_carried_out_and_its_answer_seen(nam
 def test_the_keys_of_a_recipe_reach_the_runtime_and_its_requests() -> None:
     keys = {"template_kwargs": {"enable_thinking": False}, "tool_format": "glm", "tool_answers": "user"}
     section = RuntimeSection.model_validate({"chat": keys, "sampling": {"stop": ["Observation:"]}})
-    given = section.model_dump(mode="json", exclude={"launch", "python"})  # as the learner hands it to its runtime
+    given = section.model_dump(
+        mode="json", exclude={"launch", "python", "count", "engine_keepalive_s"}
+    )  # as the learner hands it to its runtime
     config = RuntimeConfig(store="http://s", engines=("http://e",), model="m", env=EnvConfig(id="x"), **given)
     assert config.chat == ChatConfig(**keys)
     assert config.sampling.params(max_tokens=1, stop_token_ids=()).stop == ("Observation:",)

@@ -85,8 +85,10 @@ async def _serve(options: argparse.Namespace, key: str) -> None:
     loop = ModelLoop(model, version=options.version, max_sequences=options.max_sequences)
     name = options.served_model_name or str(options.model)
     server = LocalServer(loop, name=name, folder=options.model, key=key)
-    # A client that goes away cancels its handler, which aborts its generation.
-    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    # A client that goes away cancels its handler, which aborts its generation. Turns may be far apart.
+    runner = web.AppRunner(
+        server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=90.0
+    )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

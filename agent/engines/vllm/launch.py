@@ -24,6 +24,9 @@ VLLM_FOLDER = ".venv-vllm"  # what `make vllm` makes
 _POLL_S = 0.2
 _KEPT_BACK = ("PYTHONPATH", "PYTHONHOME", KEY_VARIABLE)  # of this process's environment
 
+KEEPALIVE_S = 90
+"""How long it keeps a connection that nobody uses; with its own 5 s, turns that take longer connect each time."""
+
 
 async def launch_vllm(
     model: Path,
@@ -96,6 +99,7 @@ def _environment(threads: int, devices: str | None) -> dict[str, str]:
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the cores are shared with the learner
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEPALIVE_S),
         **{name: value for name, value in os.environ.items() if name not in _KEPT_BACK},
         "OMP_NUM_THREADS": str(threads),
         "VLLM_SERVER_DEV_MODE": "1",  # the paths for pauses and weights
