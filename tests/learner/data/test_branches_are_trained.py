@@ -180,7 +180,7 @@ def test_annotations_are_of_episodes_and_follow_their_chains(micro_model: Path, 
     assert [len(a.advantages) for a in found] == [e.action_tokens for e in episodes]
     assert result.advantages is not None
     rows = [result.advantages[row][batch.action_mask[row]] for row in range(3)]
-    assert found[0].advantages == torch.cat(rows).tolist()
+    assert found[0].advantages.tolist() == torch.cat(rows).tolist()
     token_views(episodes[0], found[0], None)
 
 
