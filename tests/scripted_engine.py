@@ -14,6 +14,7 @@ from pathlib import Path
 from aiohttp import web
 
 from agent.chat.renderer import ChatRenderer
+from agent.doors.guard import guard
 from envs.swe_bench.demo.scripts import SCRIPTS, SUBMIT, call
 from envs.swe_bench.instance import load_instances
 
@@ -36,9 +37,16 @@ async def _nothing() -> None: ...
 
 @asynccontextmanager
 async def scripted_engine(
-    model: Path, script: Callable[[str], str] = fixes, *, before: Callable[[], Awaitable[None]] = _nothing
+    model: Path,
+    script: Callable[[str], str] = fixes,
+    *,
+    before: Callable[[], Awaitable[None]] = _nothing,
+    key: str = "",
 ) -> AsyncIterator[str]:
-    """Serve `script` (prompt text to action text); gives the URL. `before` is awaited in every generation."""
+    """Serve `script` (prompt text to action text) to those with `key`; gives the URL.
+
+    `before` is awaited in every generation.
+    """
     renderer = ChatRenderer.from_pretrained(model)
 
     async def generate(request: web.Request) -> web.Response:
@@ -61,7 +69,7 @@ async def scripted_engine(
     async def empty(request: web.Request) -> web.Response:
         return web.Response(text="")
 
-    app = web.Application(client_max_size=2**26)
+    app = web.Application(client_max_size=2**26, middlewares=[guard(key)])
     app.add_routes(
         [
             web.post("/inference/v1/generate", generate),

@@ -10,6 +10,7 @@ from typing import Protocol
 from agent.backoff import Unreachable
 from agent.chat.renderer import ChatRenderer
 from agent.chat.template import ChatTemplateError
+from agent.doors.door import DoorFault
 from agent.engines.base import EngineFault, EngineHealth
 from agent.engines.client import HttpEngine
 from agent.engines.pool import EnginePool
@@ -104,7 +105,7 @@ class _EngineActor:
                 return await engine_sample(
                     task_id, number, env, seat, self._renderer, self._settings, self._evaluation, task_index
                 )
-        except Unreachable as error:
+        except (Unreachable, DoorFault) as error:
             raise EvaluationError(str(error)) from error
 
 
@@ -136,5 +137,5 @@ async def _engine_actor(evaluation: Evaluation, policy: RolloutEngine) -> AsyncI
 async def _health(engine: HttpEngine) -> EngineHealth:
     try:
         return await engine.health()
-    except EngineFault as fault:
+    except (EngineFault, DoorFault) as fault:
         raise EvaluationError(f"--engine: {fault}") from fault

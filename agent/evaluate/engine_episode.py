@@ -90,7 +90,7 @@ def sample_of(episode: Episode, number: int) -> Sample:
             )
             turn += 1
         read += len(segment.token_ids)
-    versions = [version for action in episode.actions for version in action.versions]
+    versions = episode.sampled_by
     aborted = episode.stop_reason is StopReason.ABORTED
     return Sample(
         task_id=episode.task_id,
@@ -105,7 +105,7 @@ def sample_of(episode: Episode, number: int) -> Sample:
         seconds=episode.timings.finished_at - episode.timings.issued_at,
         generate_s=episode.timings.generate_s,
         environment_s=episode.timings.environment_s,
-        versions=(min(versions), max(versions)) if versions else None,
+        versions=(versions[0], versions[-1]) if versions else None,
         metrics=episode.metrics,
         transcript=tuple(said),
         finished_at=episode.timings.finished_at,

@@ -325,6 +325,19 @@ async def test_an_engine_is_evaluated_by_the_runtimes_own_rollout(model: Path, t
     assert "print(2*7)" in (tmp_path / "report.html").read_text()
 
 
+async def test_an_engine_behind_a_door_is_named_and_not_asked_for_every_sample(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with scripted_engine(model, lambda prompt: r"\boxed{7}", key="a-key-of-the-team") as url:
+        words = [*MATH, "--engine", url, "--model-folder", str(model), "--out", str(tmp_path), "--limit", "2"]
+        status, _ = await evaluated(*words)
+        said = capsys.readouterr().err
+        assert (status, said.count("SAO_KEY")) == (3, 1), said
+        monkeypatch.setenv("SAO_KEY", "a-key-of-the-team")
+        status, shown = await evaluated(*words)
+        assert status == 0, shown
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
