@@ -24,6 +24,7 @@ from agent.runtime.settings import ConfigError, HarnessConfig, RuntimeConfig
 from agent.runtime.watching.watch import EpisodeWatch, figures_of
 from agent.store.protocol import Ticket
 from agent.wire.errors import ApiError
+from envs.asking.model import CountedModel
 from envs.core import AsyncEnv, EnvironmentFault
 
 log = logging.getLogger(__name__)
@@ -115,9 +116,10 @@ class HarnessEpisodes:
         issued_at, clock = time.time(), EpisodeClock(settings.limits.episode_s)
         if recover is not None:
             recover = _one_at_a_time(recover)
-        asked = AskedEngine(engine, ticket, renderer, settings.limits, recover, seeded=settings.sampling.seeded)
+        seeded = settings.sampling.seeded
+        asked = CountedModel(AskedEngine(engine, ticket, renderer, settings.limits, recover, seeded=seeded))
         with watch.stage("reset"):
-            opening = await calls.reset(ticket.seed, task_id, tool_format_of(renderer), asked.model)
+            opening = await calls.reset(ticket.seed, task_id, tool_format_of(renderer), asked)
         url = self._door.new_url()
         task = task_at(
             url,
@@ -180,7 +182,7 @@ class HarnessEpisodes:
                 attempt=ticket.attempt,
                 metrics={
                     **faults,
-                    **asked.model.figures(),
+                    **asked.figures(),
                     **session.metrics,
                     **figures,
                     "turns": sum(len(chain.turn_rewards) for chain in chains),

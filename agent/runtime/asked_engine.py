@@ -20,7 +20,6 @@ from agent.runtime.episode_clock import EpisodeClock
 from agent.runtime.settings import SamplingConfig, StageLimits
 from agent.store.protocol import Ticket
 from envs.asking.endpoint import ModelFault
-from envs.asking.model import CountedModel
 from envs.core import Message
 from envs.tool_calls import visible_text
 
@@ -44,7 +43,7 @@ class Renderer(Protocol):
 
 
 class AskedEngine:
-    """The engine of one episode as an `envs.core.Model`: `model` is to be handed to the environment.
+    """The engine of one episode as an `envs.core.Model`, which is handed to the environment.
 
     Several questions may be asked at once. Each may take `limits.generate_s` in all; whatever keeps it from an answer
     is a `ModelFault`, and so the environment's. With `seeded` each has a seed that follows from the ticket's.
@@ -65,7 +64,6 @@ class AskedEngine:
         self._moving = asyncio.Lock()
         self._questions = 0
         self.tokens = 0
-        self.model = CountedModel(self)
 
     async def chat(
         self, messages: Sequence[Message], *, max_tokens: int = 512, temperature: float = 1.0, stop: Sequence[str] = ()

@@ -27,6 +27,7 @@ from agent.runtime.episode_clock import EpisodeClock
 from agent.runtime.settings import SamplingConfig, StageLimits
 from agent.runtime.watching.watch import EpisodeWatch, figures_of
 from agent.store.protocol import Ticket
+from envs.asking.model import CountedModel
 from envs.core import AsyncEnv, EnvironmentFault, Message
 from envs.tool_calls import ToolFormat
 
@@ -181,7 +182,8 @@ class _Rollout:
             recover=recover,
             patience_s=settings.limits.engine_patience_s,
         )
-        self.asked = AskedEngine(engine, ticket, renderer, settings.limits, recover, seeded=settings.sampling.seeded)
+        seeded = settings.sampling.seeded
+        self.asked = CountedModel(AskedEngine(engine, ticket, renderer, settings.limits, recover, seeded=seeded))
 
     async def run(self) -> Episode:
         self.task_id = task_of(self.ticket, self.env, self.settings.env_id)
@@ -194,7 +196,7 @@ class _Rollout:
     async def _run(self) -> Episode:
         form = tool_format_of(self.renderer)
         with self.watch.stage("reset"):
-            opening = await self.env.reset(self.ticket.seed, self.task_id, form, self.asked.model)
+            opening = await self.env.reset(self.ticket.seed, self.task_id, form, self.asked)
         tools, conversation = opening.tools, opening.messages
         prompt = await self._rendered(self.renderer.start, conversation, tools)
         self._append("prompt", prompt.token_ids, prompt.text)
@@ -356,6 +358,6 @@ class _Rollout:
                 group_id=self.ticket.group_id,
                 environment=self.settings.environment,
                 attempt=self.ticket.attempt,
-                metrics={**faults, **self.asked.model.figures(), **self.metrics, **figures},
+                metrics={**faults, **self.asked.figures(), **self.metrics, **figures},
             )
         )

@@ -62,7 +62,7 @@ def test_it_is_forty_lines() -> None:
 
 
 async def test_the_environment_plays_as_the_page_says(folder: Path) -> None:
-    core = make_core("hidden:Hidden", start=7, count=2)
+    core = make_core("hidden:Hidden", start=7, count=2, probes=4)
     assert list(core.task_ids) == ["hidden-7", "hidden-8"]
     _, info = await core.areset(seed=0, options={"task_id": "hidden-7"})
     number = core.number  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ from learner.services.store_and_runtime import RUNTIME, STOP_LIMIT_S, Children
 
 PROBLEMS = [{"problem": f"What is 1 + {i}?", "answer": str(1 + i)} for i in range(8)]
 ENV = {"id": "sao/PythonTIR-v0", "kwargs": {"system_prompt": "", "spares": 0, "problems": PROBLEMS}}
+KEY = "the-key-of-this-run"
 SECTION: dict[str, Any] = {"max_context_tokens": 400, "max_tokens_per_turn": 64}
 
 
@@ -37,12 +38,12 @@ async def test_two_runtimes_share_the_episodes_and_the_end(tmp_path: Path) -> No
         )
         store = {"tasks": len(PROBLEMS), "batch": 4, "max_ready": 8}
         workers: set[str] = set()
-        children = Children(tmp_path / "run")
+        children = Children(tmp_path / "run", KEY)
         async with asyncio.timeout(120):
             try:
                 address = await children.start_store(store)
                 await children.start_runtimes(recipe, model, store=address, engines=(url,))
-                async with StoreClient(address) as client:
+                async with StoreClient(address, key=KEY) as client:
                     while len(workers) < 2:
                         claim = await client.claim(4, version=0, wait_s=5.0)
                         if claim is not None:
@@ -75,7 +76,7 @@ async def test_what_a_runtime_that_is_gone_had_to_keep_is_never_delivered(tmp_pa
 
     monkeypatch.setattr(Children, "start_runtime", start_runtime)
     recipe = micro_recipe(tmp_path, runtime={**SECTION, "count": 2, "concurrency": 3})
-    await Children(tmp_path).start_runtimes(recipe, tmp_path, store="http://s", engines=("http://e",))
+    await Children(tmp_path, KEY).start_runtimes(recipe, tmp_path, store="http://s", engines=("http://e",))
     assert started == [("runtime", 2), ("runtime-2", 1)]
     kept = {
         folder: sorted(p.stem for p in (tmp_path / folder).glob("*.episode"))
