@@ -11,6 +11,7 @@ import logging
 import sqlite3
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pydantic
@@ -24,8 +25,11 @@ from agent.doors.keys import given_key
 from agent.store import pruning
 from agent.store.config import StoreConfig, read_config
 from agent.store.ledger import Ledger
-from agent.store.protocol import StoreFault
+from agent.store.protocol import StoreFault, StoreInUse
 from agent.store.server import serve
+
+LEAVING_S = 15.0
+"""How long a run's store waits for the one of the same run that was killed: that notices it, and ends its requests."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,7 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         key = given_key(arguments.key_file)
         check_host(arguments.host, key, "the episode store")
-        ledger = Ledger(arguments.path, read_config(arguments.config, arguments.overrides))
+        config = read_config(arguments.config, arguments.overrides)
+        ledger = _open(arguments.path, config, patience_s=LEAVING_S if arguments.exit_with_parent else 0.0)
     except pydantic.ValidationError as error:
         print(f"episode store: {wrong_keys(error)}; see --help for the keys", file=sys.stderr)
         return 2
@@ -79,6 +84,21 @@ def main(argv: list[str] | None = None) -> int:
         print(f"episode store: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _open(path: Path, config: StoreConfig, patience_s: float) -> Ledger:
+    """The ledger in `path`, for whose present owner to leave it waits `patience_s`."""
+    until, said = time.monotonic() + patience_s, False
+    while True:
+        try:
+            return Ledger(path, config)
+        except StoreInUse as error:
+            if time.monotonic() >= until:
+                raise
+            if not said:
+                logging.info("waiting %g s for it to leave: %s", patience_s, error)
+            said = True
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sqlite3
 import subprocess
@@ -59,6 +60,25 @@ async def test_second_store_on_the_same_file_is_refused(tmp_path: Path) -> None:
     assert second.returncode == 2
     assert f"process {process.pid}" in second.stderr
     assert "Traceback" not in second.stderr
+
+
+async def test_a_run_started_again_at_once_waits_for_the_store_of_the_killed_one(
+    tmp_path: Path,
+) -> None:
+    """That one notices its parent's end within half a second, and has requests to end."""
+    path = tmp_path / "episodes.sqlite"
+    leaving = Ledger(path, StoreConfig(tasks=50, batch=4))
+    words = ("-m", "agent.store", "--path", str(path), "--exit-with-parent", *KEYS)
+    store = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
+    assert store.stderr is not None
+    try:
+        async with asyncio.timeout(30):
+            assert f"process {os.getpid()}".encode() in await store.stderr.readline()
+            leaving.close()
+            assert b" at http://" in await store.stderr.readline()
+    finally:
+        store.kill()
+        await store.wait()
 
 
 @pytest.mark.parametrize(
