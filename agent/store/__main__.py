@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _open(path: Path, config: StoreConfig, patience_s: float) -> Ledger:
+def _open(path: Path, config: StoreConfig | None, patience_s: float) -> Ledger:
     """The ledger in `path`, for whose present owner to leave it waits `patience_s`."""
     until, said = time.monotonic() + patience_s, False
     while True:
