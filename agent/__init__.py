@@ -2,5 +2,7 @@
 
 import os
 
-STARTED_BY = os.getppid()
-"""The process that started this one. Read before the long imports: one that ends during those is noticed too."""
+_told = os.environ.pop("SAO_STARTED_BY", "")
+STARTED_BY = int(_told) if os.getppid() == 1 and _told.isdecimal() else os.getppid()
+"""The process that started this one. Read before the long imports: one that ends during those is noticed too, and one
+that had ended before by the number that it left (`agent.child_processes.start_child`)."""

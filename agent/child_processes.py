@@ -48,7 +48,7 @@ async def start_child(
             stdin=stdin,
             stdout=output,
             stderr=STDOUT,
-            env=env,
+            env={**env, "SAO_STARTED_BY": str(os.getpid())},
             cwd=cwd,
             start_new_session=True,
             preexec_fn=_dying_with_parent(when_parent_dies),
