@@ -8,7 +8,7 @@
 # make sandboxes   a Docker engine that answers, and the demo repositories' images
 # make browser     a Chromium for the page's tests
 # make docs        the pages and the API reference as a site, in site/ (.venv-docs)
-# make test        lint, types and the default test suite; make test-vllm, test-openhands and test-suites for the others
+# make test        lint, types and the default test suite; make test-vllm, test-openhands, test-suites and test-slow for the others
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +17,7 @@ ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: all install vllm openhands suites sandboxes browser docs train serve lint test test-vllm test-openhands test-suites clean
+.PHONY: all install vllm openhands suites sandboxes browser docs train serve lint test test-vllm test-openhands test-suites test-slow clean
 
 all: install vllm openhands
 
@@ -95,14 +95,17 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint sandboxes browser
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not vllm and not openhands and not suites' $(ARGS)
-	$(BIN)/python -m pytest -m slow -k forty_lines tests/docs/test_your_own_environment_with_the_wheel.py
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m 'not slow and not vllm and not openhands and not suites' $(ARGS)
 
 test-vllm: install vllm
 	SAO_REQUIRE_VLLM=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'vllm and not slow' tests/engines tests/learner tests/serve $(ARGS)
 
 test-openhands: sandboxes openhands
 	SAO_REQUIRE_OPENHANDS=1 .venv-openhands/bin/python -m pytest -m openhands tests/openhands $(ARGS)
+
+# Minutes each, by hand: whole runs that are killed, resumed and compared.
+test-slow: sandboxes browser
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'slow and not vllm and not openhands and not suites' $(ARGS)
 
 test-suites: install suites
 	SAO_REQUIRE_SUITES=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m suites tests/suites $(ARGS)

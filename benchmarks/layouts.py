@@ -2,7 +2,7 @@
 
     python -m benchmarks.layouts                                          # dense, MoE tied and untied; 1, 2 and 4 ranks
     python -m benchmarks.layouts --models moe --layouts fsdp=2 fsdp=2,tp=2 --json layouts.json
-    python -m benchmarks.layouts --size medium --layouts fsdp=2           # weights that are worth cutting
+    python -m benchmarks.layouts --size small                             # weights large enough for peaks to show them
 
 Every layout runs on so many processes on the CPU (gloo), in the same three steps on the same episodes: K = 2 critic
 updates with frozen attention, values read again, a policy update. Then it writes a checkpoint, which every other layout
@@ -55,6 +55,15 @@ SIZES: dict[str, dict[str, int]] = {
         "head_dim": 8,
         "experts": 4,
         "expert_width": 16,
+    },
+    "small": {
+        "hidden_size": 256,
+        "layers": 4,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "experts": 8,
+        "expert_width": 512,
     },
     "medium": {
         "hidden_size": 512,

@@ -30,11 +30,20 @@ def own_temporary_folder() -> Iterator[None]:
         tempfile.tempdir = before
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests marked `slow` out unless `-m` asks for them; an `-m` for something else does not."""
-    if "slow" in (config.option.markexpr or ""):
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    """Leave tests marked `slow` out unless `-m` asks for them, and give those that share a fixture to one worker."""
+    if "slow" not in (config.option.markexpr or ""):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        if slow:
+            config.hook.pytest_deselected(items=slow)
+            items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    for item in items:
+        # What a module's tests share is what is costly to make: two workers would make it twice.
+        shared = any(
+            fixture.scope == "module"
+            for fixtures in item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+            for fixture in fixtures
+        )
+        if shared and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))

@@ -40,6 +40,7 @@ async def test_repositories_cases_k1_to_k9() -> None:
     hold("sao/SWEBench-v0", await play(arena_of("sao/SWEBench-v0"), [0]))
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 @pytest.mark.timeout(600)
 async def test_repositories_one_row() -> None:

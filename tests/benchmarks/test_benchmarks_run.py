@@ -110,6 +110,7 @@ def test_wrong_options_are_refused_with_a_sentence(script: str) -> None:
     assert options[0] in process.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_projects_half_of_the_comparison_with_peers_runs_alone(tmp_path: Path) -> None:
     words = ("--models", "moe", "--batches", "short", "--rounds", "1")

@@ -35,6 +35,7 @@ def test_what_a_publication_took_is_read_off_the_arrivals() -> None:
     assert found["usual"] == [1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_it_runs_in_small_and_a_kept_cache_shows_in_the_log_probs(tmp_path: Path) -> None:
     target = tmp_path / "figures.json"

@@ -25,7 +25,7 @@ SMALL = [
     "value_pretraining=null",
 ]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,7 @@ def test_forty_lines_are_trained_from_an_empty_folder(python: Path, tmp_path: Pa
     assert "hidden-" in episodes
 
 
+@pytest.mark.slow
 def test_the_example_package_is_trained_by_its_name(python: Path, tmp_path: Path) -> None:
     copy = tmp_path / "codeword"
     shutil.copytree(ROOT / "examples" / "codeword", copy)

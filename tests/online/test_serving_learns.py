@@ -35,6 +35,7 @@ def test_judged_conversations_are_trained_once_though_the_learner_is_killed(tmp_
     assert (progress["step"], progress["episodes"]) == (3, 12)
 
 
+@pytest.mark.slow
 def test_a_learner_that_dies_before_its_first_checkpoint_comes_back_and_trains_it_all(tmp_path: Path) -> None:
     """Case G7: its first version is served, and no checkpoint holds those weights."""
     recipe = write_recipe(tmp_path, steps=100, checkpoint_every=4)

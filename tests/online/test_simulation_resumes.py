@@ -31,6 +31,7 @@ def simulate(recipe: Path, out: Path) -> subprocess.Popen[bytes]:
         )
 
 
+@pytest.mark.slow
 def test_a_killed_simulation_keeps_finished_runs_and_leaves_no_process(tmp_path: Path) -> None:
     recipe, out = write_recipe(tmp_path), tmp_path / "out"
     start = out / "runs" / "start"

@@ -17,6 +17,7 @@ from envs.style_shift.schedule import STYLES
 from envs.style_shift.traces import sound_texts
 
 
+@pytest.mark.slow
 async def test_the_tiny_texts_are_what_they_are_meant_to_be() -> None:
     judge, right, total = LexicalJudge(), Counter[object](), Counter[object]()
     for task, style, flaw, text in tiny.texts(4000, bad=0.5, seed=3):

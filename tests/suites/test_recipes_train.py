@@ -66,6 +66,7 @@ def python_tir(folder: Path) -> Iterator[str]:
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow
 def test_reasoning_gym_by_its_own_scorer(tmp_path: Path) -> None:
     train("reasoning_gym", tmp_path)
 

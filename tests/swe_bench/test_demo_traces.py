@@ -57,6 +57,7 @@ def bash_env() -> SWEBench:
     return SWEBench("demo", scaffold="bash")
 
 
+@pytest.mark.slow
 @in_containers
 def test_clean_traces_solve_every_repository(tmp_path: Path) -> None:
     """Cases F2 to F4 from the agent's side: a fix in a CRLF file, a binary one and a new file earn the reward."""

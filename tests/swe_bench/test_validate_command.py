@@ -90,6 +90,7 @@ def test_one_row_on_a_local_image(calc: Calc, tmp_path: Path) -> None:
     assert main(command) == 1
 
 
+@pytest.mark.slow
 def test_demo_set_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "demo", "--workers", "2", "--memory-mb", "512"]) == 0
     assert "5 of 5 rows are valid" in capsys.readouterr().out

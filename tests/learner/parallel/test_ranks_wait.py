@@ -41,6 +41,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_work_of_the_main_rank_may_take_longer_than_a_collective() -> None:
     """Value rollouts, evaluations and engines that stay away take hours; `collective_timeout_s` is ten minutes."""

@@ -78,6 +78,7 @@ def check_nothing_lost(command: TrainCommand, run: Path) -> None:
     assert command.said.count("starting the engine again with version") == KILLS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_an_engine_killed_three_times_costs_no_episode_and_none_is_trained_twice(tmp_path: Path) -> None:
     """Case D3, and D2: the run ends with as many trained episodes as one in which nobody died."""

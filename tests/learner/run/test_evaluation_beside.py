@@ -25,6 +25,7 @@ def evaluated(folder: Path) -> list[int]:
     return [record["step"] for record in metrics(folder) if "evaluation/success" in record]
 
 
+@pytest.mark.slow
 def test_training_goes_on_beside_it_and_a_killed_one_is_finished_by_the_next_session(tmp_path: Path) -> None:
     """On an engine of its own. 8 times as many episodes are evaluated as a step trains, so steps come first."""
     recipe, folder = write_run(tmp_path, steps=6), tmp_path / "runs" / "micro"

@@ -62,6 +62,7 @@ def episodes_of(folder: Path, kind: str) -> list[Episode]:
         return [decode(data) for (data,) in sql.execute("SELECT data FROM episodes WHERE kind = ?", (kind,))]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_draws_that_were_next(story: Story) -> None:
     """The stream of tasks over all sessions is a function of the seed: none is left out, none dealt twice."""
     with sqlite3.connect(f"file:{story.folder / 'episodes.sqlite'}?mode=ro", uri=True) as sql:

@@ -62,6 +62,7 @@ def finite(path: Path) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in load_file(path).values())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_run_survives_a_spoiled_gradient_of_critic_and_policy_and_is_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -156,6 +156,7 @@ async def test_one_500_is_not_the_end(tmp_path: Path) -> None:
         assert found[0].label == "1"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_killed_engine_is_started_again_with_the_newest_weights_until_its_restarts_are_spent(
     tmp_path: Path, micro_model: Path, monkeypatch: pytest.MonkeyPatch
