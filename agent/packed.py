@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import itertools
 import struct
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
@@ -127,14 +128,14 @@ class _Flat(Packed[N], frozen=True, array_like=True, gc=False, eq=False):
         if type(values) is cls:
             return values
         if hasattr(values, "__array__"):
-            found = cls._checked(np.asarray(values))
-        else:
-            plain = values if isinstance(values, list | tuple) else iter(values)
-            try:
-                found = np.frombuffer(array(cls._code, plain), f"={cls._dtype}")
-            except OverflowError as error:
-                raise ValueError(f"a number does not fit into 4 bytes: {error}") from error
-        return cls(found.astype(f"<{cls._dtype}", copy=False).tobytes())
+            return cls(cls._checked(np.asarray(values)).astype(f"<{cls._dtype}", copy=False).tobytes())
+        try:
+            found = array(cls._code, values if isinstance(values, list | tuple) else iter(values))
+        except OverflowError as error:
+            raise ValueError(f"a number does not fit into 4 bytes: {error}") from error
+        if sys.byteorder == "big":
+            found.byteswap()
+        return cls(found.tobytes())
 
     @classmethod
     def _checked(cls, values: Array) -> Array:

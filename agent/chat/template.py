@@ -7,7 +7,9 @@ and the `{% generation %}` tag.
 
 from __future__ import annotations
 
+import functools
 import json
+import marshal
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +20,8 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
+import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from envs.core import Message
@@ -47,13 +51,21 @@ class _Environment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, which looks for a dict's key sooner: messages are dicts, and templates look into them often."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        # As the sandbox does it, without the exception that it has to catch first.
-        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
-            return obj[attribute]
+        # As the sandbox does it, without the exception that it has to catch first, or the look at what is forbidden.
+        kind = type(obj)
+        if kind is dict:
+            if attribute in obj and attribute not in _OF_DICTS:
+                return obj[attribute]
+        elif kind in _JINJA_OWN and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                pass
         return super().getattr(obj, attribute)
 
 
 _OF_DICTS = frozenset(dir(dict))
+_JINJA_OWN = frozenset((jinja2.runtime.LoopContext, jinja2.utils.Namespace))
 
 
 def _tojson(
@@ -63,7 +75,23 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if indent is None and separators is None and not ensure_ascii and not sort_keys:
+        try:
+            known = marshal.dumps(value, 2)
+        except ValueError:  # no plain value
+            known = b""
+        if 0 < len(known) <= _LONGEST_VALUE:
+            return _json_of(known)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+_LONGEST_VALUE = 16_384
+
+
+@functools.lru_cache(256)
+def _json_of(value: bytes) -> str:
+    """The JSON of a marshalled value: tools are written into every rendering, and are the same each time."""
+    return json.dumps(marshal.loads(value), ensure_ascii=False)
 
 
 def _raise_exception(message: str) -> None:
@@ -163,6 +191,9 @@ class ChatTemplate:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template of {folder} does not compile: {error}") from error
+        for template in self._templates.values():
+            # In one layer: each rendering copies them, name by name through every layer that there is.
+            template.globals = dict(template.globals)
         self._folder = folder
         self._names: frozenset[str] = frozenset().union(
             *(jinja2.meta.find_undeclared_variables(environment.parse(s)) for s in sources.values())

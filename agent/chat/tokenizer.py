@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
+from agent.chat.pieces import Pieces
 from agent.chat.template import ChatTemplateError
 
 _BLANKS = " \t\r\n\u2581"
@@ -60,6 +61,7 @@ class ChatTokenizer:
         self.tokenizer = tokenizer
         # It leaves out where in the text a token was; with the library's threads on, handing over costs more than that.
         self._batches = os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "0", "no", "off")
+        self._pieces = Pieces(tokenizer, self._whole)
         self._ids = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
         # Also those not flagged special: `<tool_call>` and `<think>` often are not. Runs of blanks, which some
         # tokenizers add too, are ordinary text, and one character cannot be broken (no template builds on one).
@@ -106,7 +108,7 @@ class ChatTokenizer:
         """Token ids of `text`: added tokens are parsed unless `mark` is inside them; nothing is added around it."""
         marks = None if mark is None or not _may_hold(text, mark) else _marks(mark)
         if marks is None or not marks.search(text):
-            return self._usual(text)
+            return self._pieces.encode(text)
         ids: list[int] = []
         run: list[str] = []  # consecutive pieces without a mark, encoded in one go so that the result is the usual one
         for piece in self._added.split(text):
@@ -119,7 +121,7 @@ class ChatTokenizer:
         ids += self.encode("".join(run))
         return tuple(ids)
 
-    def _usual(self, text: str) -> tuple[int, ...]:
+    def _whole(self, text: str) -> tuple[int, ...]:
         if self._batches:
             return tuple(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)

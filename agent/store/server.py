@@ -55,6 +55,7 @@ MAX_WAIT_S = 300.0
 _PRUNE_EVERY_S, _PRUNE_PAUSE_S = 2.0, 0.05
 _LONG = 2**20
 """From so many bytes on decoding and checking an episode takes about half a millisecond: no more in the loop."""
+_LONG_TO_COMPACT = 2**16
 
 
 class StoreServer:
@@ -236,7 +237,8 @@ class StoreServer:
         except episodes.EpisodeError as error:
             reason = str(error)
             return _packed(await self._change(lambda: self.ledger.tickets.reject(ticket, reason)))
-        return _packed(await self._change(lambda: self.ledger.tickets.deliver(ticket, episode, data)))
+        kept = await _compacted(episode, len(data))
+        return _packed(await self._change(lambda: self.ledger.tickets.deliver(ticket, episode, kept)))
 
     async def _fail(self, request: web.Request) -> web.Response:
         ticket, body = request.match_info["id"], await _body(request, FailRequest)
@@ -372,6 +374,13 @@ async def serve(
 
 async def _decoded(data: bytes) -> episodes.Episode:
     return episodes.decode(data) if len(data) < _LONG else await asyncio.to_thread(episodes.decode, data)
+
+
+async def _compacted(episode: episodes.Episode, size: int) -> bytes:
+    """What of it goes to the disk; `size`: how many bytes it is encoded. 64 kB take a millisecond."""
+    if size < _LONG_TO_COMPACT:
+        return episodes.compact(episode)
+    return await asyncio.to_thread(episodes.compact, episode)
 
 
 async def _body(request: web.Request, kind: type[S]) -> S:

@@ -1,22 +1,25 @@
 """The project's runtime with an environment and a store that do nothing, for `rollouts.py`.
 
 Everything between is real: ticket source, engine pool with its health checks, seats, slots, rollout, chat renderer,
-validated episodes. The engine is an object of this process, or `HttpEngine`.
+validated episodes. The engine is an object of this process, or `HttpEngine`. The garbage collector is calmed as
+`python -m agent.runtime` does it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import cProfile
+import itertools
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
+from agent import collector  # noqa: E402
 from agent.chat.renderer import ChatRenderer  # noqa: E402
 from agent.descriptors import raise_limit  # noqa: E402
 from agent.engines.base import Completion, Engine, EngineHealth  # noqa: E402
@@ -65,10 +68,11 @@ class InstantEngine:
 
 
 class NoEnv(AsyncEnv):
-    """Says the same after every action; ends after `turns`."""
+    """Says what is next of `said` after every action; ends after `turns`."""
 
-    def __init__(self, script: dict[str, Any], turns: int) -> None:
-        self._script, self._turns, self._taken = script, turns, 0
+    def __init__(self, tool: dict[str, Any], prompts: Iterator[str], said: Iterator[str], turns: int) -> None:
+        self._tool, self._prompts, self._said = tool, prompts, said
+        self._turns, self._taken = turns, 0
 
     @property
     def task_ids(self) -> Sequence[str]:
@@ -78,14 +82,14 @@ class NoEnv(AsyncEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
         self._taken = 0
-        messages = [{"role": "user", "content": self._script["prompt"]}]
-        return "", {"messages": messages, "tools": [self._script["tool"]], "segment": "prompt"}
+        messages = [{"role": "user", "content": next(self._prompts)}]
+        return "", {"messages": messages, "tools": [self._tool], "segment": "prompt"}
 
     async def astep(self, action: str) -> Step:
         self._taken += 1
         if self._taken >= self._turns:
             return "", 1.0, True, False, {"messages": [], "segment": "observation"}
-        messages = [{"role": "tool", "content": self._script["observation"]}]
+        messages = [{"role": "tool", "content": next(self._said)}]
         return "", 0.0, False, False, {"messages": messages, "segment": "observation"}
 
     async def atruncate(self, reason: str, action: str = "") -> Step:
@@ -141,12 +145,13 @@ async def run(asked: dict[str, Any], store: CountingStore, engine: Engine, concu
         limits=StageLimits(generate_s=1800.0, episode_s=36_000.0),
     )
     renderer = ChatRenderer.from_pretrained(Path(asked["folder"]))
+    prompts, said = itertools.cycle(script["prompts"]), itertools.cycle(script["observations"])
     runtime = Runtime(
         config,
         store=store,
         engines={"fake": engine},
         renderer=renderer,
-        make_env=lambda _: NoEnv(script, asked["turns"]),
+        make_env=lambda _: NoEnv(script["tool"], prompts, said, asked["turns"]),
     )
     running = asyncio.create_task(runtime.run())
     done = asyncio.create_task(store.done.wait())
@@ -170,6 +175,7 @@ async def worker(asked: dict[str, Any]) -> None:
     if asked["episodes"] > WARM_UP:  # templates compiled, modules loaded
         await run(asked, CountingStore(WARM_UP), engine, 4)
     store, profiler = CountingStore(asked["episodes"]), cProfile.Profile()
+    collector.calm()
     if asked.get("profile"):
         profiler.enable()
     with measured() as cost:

@@ -3,7 +3,8 @@
 The template is Qwen3-Instruct-2507's, from TRL's files. The tokenizer is a byte-level BPE over made-up words, so that a
 token is about as long as in a real vocabulary. An episode is a prompt of 200 tokens (tool schema included), then turns
 of 50 sampled tokens (a tool call) and about 50 of observation; the last action calls no tool. A long episode has turns
-of 150 and about 277 tokens: 300 of them are 128K.
+of 150 and about 277 tokens: 300 of them are 128K. Prompts and observations are of the same words in another order each
+time, as no two tasks or answers are the same: what remembers whole texts gains nothing by it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<
 WHERE = {"type": "object", "properties": {"where": {"type": "string"}}, "required": ["where"]}
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look around.", "parameters": WHERE}}
 CALL = '<tool_call>\n{{"name": "look", "arguments": {{"where": "{}"}}}}\n</tool_call><|im_end|>'
+VARIANTS = 509
+"""How many prompts and observations there are; then they come again."""
 PROMPT_TOKENS_WITHOUT_QUESTION = 140
 """About what the template says of the tool; the question fills up to 200."""
 
@@ -78,12 +81,16 @@ def prepare(folder: Path) -> None:
     def ids(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def shuffled(text: str) -> list[str]:
+        words = text.split()
+        return [" ".join(rng.sample(words, len(words))) for _ in range(VARIANTS)]
+
     turns = {
-        "short": {"call_ids": ids(said(50, CALL)), "observation": said(37)},
-        "long": {"call_ids": ids(said(150, CALL)), "observation": said(264)},
+        "short": {"call_ids": ids(said(50, CALL)), "observations": shuffled(said(37))},
+        "long": {"call_ids": ids(said(150, CALL)), "observations": shuffled(said(264))},
     }
     script = {
-        "prompt": said(200 - PROMPT_TOKENS_WITHOUT_QUESTION),
+        "prompts": shuffled(said(200 - PROMPT_TOKENS_WITHOUT_QUESTION)),
         "tool": TOOL,
         "turns": turns,
         "final_ids": ids(said(50, "{}<|im_end|>")),
@@ -93,7 +100,7 @@ def prepare(folder: Path) -> None:
 
 
 def read(folder: Path, length: str) -> dict[str, Any]:
-    """`prompt`, `tool`, `call_ids`, `observation`, `final_ids`, `tool_response_id`; turns as `length` ("short", "long")
-    says."""
+    """`prompts`, `tool`, `call_ids`, `observations`, `final_ids`, `tool_response_id`; turns as `length` ("short",
+    "long") says."""
     script: dict[str, Any] = json.loads((folder / "script.json").read_text())
     return script | script.pop("turns")[length]

@@ -8,6 +8,7 @@ of this process, so nothing is pickled; the tool is a coroutine, so it needs no 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import queue
 import sys
@@ -26,7 +27,7 @@ from transformers import AutoTokenizer
 from trl.experimental.async_grpo.async_rollout_worker import _AsyncRolloutLoop
 
 WARM_UP = 8
-PROMPTS = 4
+SAMPLES = 4
 
 
 class Samples(queue.Queue):
@@ -69,6 +70,7 @@ def made(asked: dict[str, Any], episodes: int, concurrency: int) -> Loop:
     """A loop for that many episodes."""
     script = read(Path(asked["folder"]), asked["length"])
     tokenizer = AutoTokenizer.from_pretrained(asked["folder"])
+    observations = itertools.cycle(script["observations"])
 
     async def look(where: str) -> str:
         """
@@ -77,11 +79,11 @@ def made(asked: dict[str, Any], episodes: int, concurrency: int) -> Loop:
         Args:
             where: The place.
         """
-        return str(script["observation"])
+        return str(next(observations))
 
     loop = Loop(
         model_name="m",
-        dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": script["prompt"]}]] * PROMPTS}),
+        dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": prompt}] for prompt in script["prompts"]]}),
         reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
         processing_class=tokenizer,
         eos_token_ids=[tokenizer.eos_token_id],
@@ -92,7 +94,7 @@ def made(asked: dict[str, Any], episodes: int, concurrency: int) -> Loop:
         exception_info_queue=queue.Queue(),
         metrics_queue=queue.Queue(),
         tools=[look],
-        num_generations=min(PROMPTS, episodes),
+        num_generations=min(SAMPLES, episodes),
         max_inflight_tasks=concurrency,
         score_queue_maxsize=0,
         vllm_server_url=asked["url"],

@@ -6,6 +6,7 @@ which is a program of its own.
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any, ClassVar
 
@@ -18,14 +19,14 @@ __all__ = ["InProcessHarness"]
 
 
 class InProcessConfig(HarnessConfig):
-    """What every tool call is answered, and the tool's schema."""
+    """What tool calls are answered, one after the other, and the tool's schema."""
 
-    observation: str = ""
+    observations: list[str] = []  # noqa: RUF012  (pydantic copies it)
     tool: dict[str, Any] = {}  # noqa: RUF012  (pydantic copies it)
 
 
 class InProcessHarness(Harness[InProcessConfig]):
-    """Asks, answers every tool call with `observation`, until a message has none."""
+    """Asks, answers every tool call with the next of `observations`, until a message has none."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -45,6 +46,7 @@ class InProcessHarness(Harness[InProcessConfig]):
     ) -> ProgramResult:
         headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
         messages: list[dict[str, Any]] = [{"role": "user", "content": data.prompt}]
+        observations = itertools.islice(itertools.cycle(self.config.observations), data.idx, None)
         while True:
             body = json.dumps({"model": ctx.model, "messages": messages, "tools": [self.config.tool]})
             async with self.http.post(f"{endpoint}/chat/completions", data=body, headers=headers) as response:
@@ -57,4 +59,4 @@ class InProcessHarness(Harness[InProcessConfig]):
             if not calls:
                 return ProgramResult(exit_code=0, stdout="", stderr="")
             for call in calls:
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": self.config.observation})
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": next(observations)})

@@ -25,7 +25,7 @@ WARM_UP = 8
 
 def agent_config(asked: dict[str, Any], script: dict[str, Any]) -> vf.AgentConfig:
     """An agent of the harness, at the engine."""
-    harness = {"id": "verifiers_harness", "observation": script["observation"], "tool": script["tool"]}
+    harness = {"id": "verifiers_harness", "observations": script["observations"], "tool": script["tool"]}
     client = {
         "type": "train",
         "base_url": asked["url"] + "/v1",
@@ -38,7 +38,7 @@ def agent_config(asked: dict[str, Any], script: dict[str, Any]) -> vf.AgentConfi
     return vf.AgentConfig.model_validate(config | {"sampling": sampling})
 
 
-async def run(config: vf.AgentConfig, prompt: str, episodes: int, concurrency: int) -> tuple[int, int]:
+async def run(config: vf.AgentConfig, prompts: list[str], episodes: int, concurrency: int) -> tuple[int, int]:
     """Turns of all, and tokens of the last one to end."""
     turns, last = 0, None
     slots = asyncio.Semaphore(concurrency)
@@ -48,7 +48,7 @@ async def run(config: vf.AgentConfig, prompt: str, episodes: int, concurrency: i
         async def one(index: int) -> None:
             nonlocal turns, last
             async with slots:
-                trace = await agent.run(vf.Task(vf.TaskData(idx=index, prompt=prompt)))
+                trace = await agent.run(vf.Task(vf.TaskData(idx=index, prompt=prompts[index % len(prompts)])))
             if not trace.ok:
                 raise RuntimeError(trace.errors)
             turns += trace.num_turns
@@ -66,9 +66,9 @@ async def main(asked: dict[str, Any]) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         InProcessHarness.http = session
         if asked["episodes"] > WARM_UP:
-            await run(config, script["prompt"], WARM_UP, 4)
+            await run(config, script["prompts"], WARM_UP, 4)
         with measured() as cost:
-            turns, tokens = await run(config, script["prompt"], asked["episodes"], asked["concurrency"])
+            turns, tokens = await run(config, script["prompts"], asked["episodes"], asked["concurrency"])
     answer(cost | {"turns": turns, "tokens": tokens})
 
 
