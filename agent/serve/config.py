@@ -71,9 +71,16 @@ class _Foreign(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
+class _Adapter(_Foreign):
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    publish: Literal["adapter", "merged"] = "adapter"
+
+
 class _Model(_Foreign):
     path: Path | None = None
     dtype: str = "auto"
+    policy_adapter: _Adapter | None = None
 
 
 class _Engine(_Foreign):

@@ -31,6 +31,7 @@ from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.journal import Journal
 from agent.serve.versions.engine_proxy import EngineProxy
 from agent.serve.versions.publishing import Versions
+from agent.serve.versions.starting_adapter import starting_weights
 from agent.serve.versions.version_table import Version
 from agent.store.client import StoreClient
 from agent.store.database_thread import DatabaseThread
@@ -99,7 +100,7 @@ class Server:
             publish_s=_PUBLISH_S,
             on_change=lambda version, pinned: _tell(hub, version, pinned),
         )
-        current = await versions.load(model, stored)
+        current = await versions.load(await asyncio.to_thread(starting_weights, recipe, model), stored)
         engine = await self._open_engine(stack, versions)
         stack.push_async_callback(versions.settle)
         if stored < current.number:
