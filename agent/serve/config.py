@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from agent.chat.settings import ChatConfig
 from agent.configuration_errors import wrong_keys
+from envs.key_values import WrongWord, override
 
 
 class ServeError(ValueError):
@@ -80,6 +81,7 @@ class _Adapter(_Foreign):
 class _Model(_Foreign):
     path: Path | None = None
     dtype: str = "auto"
+    compute_dtype: str | None = None
     policy_adapter: _Adapter | None = None
 
 
@@ -89,9 +91,16 @@ class _Engine(_Foreign):
     vllm_environment: Path | None = None
     vllm_eager: bool = True
     vllm_options: tuple[str, ...] = ()
+    dtype: str | None = None
     max_sequences: int = 64
     max_context: int = 4096
     threads: int = 1
+
+
+class _Hardware(_Foreign):
+    learner_gpus: int = 0
+    engine_gpus: int = 0
+    gpus_per_engine: int = 1
 
 
 class _Sampling(_Foreign):
@@ -135,6 +144,7 @@ class ServeRecipe(_Foreign):
     seed: int = 0
     model: _Model = _Model()
     engine: _Engine = _Engine()
+    hardware: _Hardware = _Hardware()
     runtime: _Runtime = _Runtime()
     store: _Store = _Store()
     learner: _Learner = _Learner()
@@ -150,6 +160,11 @@ class ServeRecipe(_Foreign):
         if len(self.engine.urls) > 1:
             raise ValueError("engine.urls: a server works with one engine; give one address, or none")
         return self
+
+    @property
+    def published_dtype(self) -> str:
+        """The dtype of the weights as the engine holds them."""
+        return self.engine.dtype or self.model.compute_dtype or self.model.dtype
 
     @property
     def run_dir(self) -> Path:
@@ -187,26 +202,11 @@ def load_recipe(path: Path, overrides: list[str] | None = None) -> ServeRecipe:
         raise ServeError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ServeError(f"{path} must hold a mapping of keys, got {type(data).__name__}")
-    for word in overrides or []:
-        _override(data, word)
+    try:
+        override(data, overrides or (), "section.key=value, e.g. serve.port=8080")
+    except WrongWord as error:
+        raise ServeError(f"overrides: {error}") from error
     try:
         return ServeRecipe.model_validate(data)
     except ValidationError as error:
         raise ServeError(f"{path}: {wrong_keys(error)}") from error
-
-
-def _override(data: dict[str, Any], word: str) -> None:
-    key, equals, value = word.partition("=")
-    if not equals or not key:
-        raise ServeError(f"cannot read the override {word!r}: write it as section.key=value, e.g. serve.port=8080")
-    *parents, last = key.split(".")
-    for parent in parents:
-        if not isinstance(data.get(parent), dict):
-            if data.get(parent) is not None:
-                raise ServeError(f"cannot set {key}: {parent} is a value, not a section")
-            data[parent] = {}
-        data = data[parent]
-    try:
-        data[last] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ServeError(f"cannot read the value of the override {key}: {value!r} is not valid YAML") from error
