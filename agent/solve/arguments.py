@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.engines.base import EngineHealth
-from agent.runtime.rollout import RolloutSettings
-from agent.runtime.settings import SamplingConfig, StageLimits
+from agent.runtime.settings import RolloutSettings, SamplingConfig, StageLimits
 from envs.key_values import WrongWord, key_values
 from envs.swe_bench.scaffolds.openhands.library import have_openhands
 
