@@ -21,6 +21,31 @@ class ServeError(ValueError):
     """A server that cannot be started; the message names the key or the file and says what to do."""
 
 
+class ReplicasConfig(BaseModel):
+    """Section `serve.replicas`: several servers of one run, with a store of its own process (docs/serve_model.md).
+
+    The owner of versions and learner gives `host` and `port`, where replicas and the learner find it behind the run's
+    key. A replica gives `owner`, that address, and a `name` of its own.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    """Of the owner's inner port; 0 picks a free one."""
+    owner: str | None = None
+    name: str = Field(default="", pattern=r"^[A-Za-z0-9_-]*$")
+    """Of a replica; its journal, versions and log are apart from the owner's by it."""
+    poll_s: float = Field(default=1.0, gt=0)
+    """How often a replica asks what the owner serves."""
+
+    @model_validator(mode="after")
+    def _named(self) -> ReplicasConfig:
+        if self.owner is not None and not self.name:
+            raise ValueError("name is missing: a replica keeps its journal in a folder of this name")
+        return self
+
+
 class ServeConfig(BaseModel):
     """Section `serve` of a recipe. Times are seconds."""
 
@@ -56,6 +81,7 @@ class ServeConfig(BaseModel):
     delivery_wait_s: float = Field(default=1.0, ge=0)
     """How long an answer to final feedback waits for the episode to be in the store. It is in the server's own journal
     before that."""
+    replicas: ReplicasConfig = ReplicasConfig()
     keep_versions: int = Field(default=8, ge=1)
     max_journal_bytes: int | None = Field(default=None, ge=65536)
     learner_restarts: int = Field(default=5, ge=0)
@@ -161,6 +187,12 @@ class ServeRecipe(_Foreign):
             raise ValueError("engine.urls: a server works with one engine; give one address, or none")
         return self
 
+    @model_validator(mode="after")
+    def _one_store(self) -> ServeRecipe:
+        if self.serve.replicas.owner is not None and self.store.url is None:
+            raise ValueError("store.url is missing: a replica (serve.replicas.owner) hands in to the store of the run")
+        return self
+
     @property
     def published_dtype(self) -> str:
         """The dtype of the weights as the engine holds them."""
@@ -174,7 +206,14 @@ class ServeRecipe(_Foreign):
     @property
     def folder(self) -> Path:
         """Where the server keeps what is its own."""
-        return self.run_dir / "serve"
+        name = self.serve.replicas.name
+        return self.run_dir / (f"serve-{name}" if name else "serve")
+
+    @property
+    def engine_log(self) -> Path:
+        """What the engine says."""
+        name = self.serve.replicas.name
+        return self.run_dir / (f"engine-{name}.log" if name else "engine.log")
 
     @property
     def model_name(self) -> str:

@@ -57,9 +57,8 @@ class EngineChild:
     async def start(self) -> str:
         """Start it; its URL. Raises `EngineFault`."""
         path, number = self._served()
-        log_file = self._recipe.run_dir / "engine.log"
         launch = engine_launch(self._recipe, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        self._process, self.url = await launch.start(path, version=number, log=log_file, key=self._key)
+        self._process, self.url = await launch.start(path, version=number, log=self._recipe.engine_log, key=self._key)
         return self.url
 
     async def keep(self, engine: HttpEngine, versions: Versions) -> None:
@@ -80,7 +79,7 @@ class EngineChild:
             return await self._process.wait()
 
         def ended(how: int | Exception, failures: int) -> bool:
-            see = f"the engine ended with code {how}; see {self._recipe.run_dir / 'engine.log'}"
+            see = f"the engine ended with code {how}; see {self._recipe.engine_log}"
             self.fault = see if isinstance(how, int) else f"the engine does not start: {how}"
             log.error("%s", self.fault)
             return True

@@ -18,6 +18,7 @@ from aiohttp import web
 from agent.doors.door import bearer
 from agent.doors.guard import guard
 from agent.engines.base import EngineFault, EngineRefused
+from agent.serve.versions.following import SERVED_PATH
 from agent.serve.versions.publishing import Versions
 from agent.wire.errors import ApiError, json_response
 
@@ -70,6 +71,7 @@ class EngineProxy:
                 web.post("/update_weight_version", self._finish_adapter),
             ]
         )
+        app.add_routes([web.get(SERVED_PATH, self._served)])
         app.on_cleanup.append(self._close)
         return app
 
@@ -97,6 +99,10 @@ class EngineProxy:
                 )
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineFault(f"the engine behind the server does not answer: {error!r}") from error
+
+    async def _served(self, _: web.Request) -> web.Response:
+        number, path = self._versions.served_now()
+        return json_response({"version": number, "path": path})
 
     async def _taken_here(self, request: web.Request) -> web.Response:
         await request.read()
