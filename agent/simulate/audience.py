@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from envs import AsyncEnv, make_core
 from envs.core import Message
 from envs.style_shift.env import StyleShift
+from envs.tool_calls import write_calls
+from envs.tool_formats.reading import ToolCall
 
 Chat = Callable[[Sequence[Message], Sequence[dict[str, Any]]], Awaitable[dict[str, Any]]]
 """(messages, tools) -> what the server answers; all calls of one conversation are one session."""
@@ -139,17 +141,13 @@ class EnvironmentAudience:
 
 
 def action_of(message: Mapping[str, Any]) -> str:
-    """A reply as an environment reads it: its text, and its calls in the form that environments take by default."""
-    calls = [
-        json.dumps({"name": call["function"]["name"], "arguments": _arguments(call["function"]["arguments"])})
-        for call in message.get("tool_calls") or ()
-    ]
-    parts = [message.get("content") or "", *(f"<tool_call>\n{call}\n</tool_call>" for call in calls)]
-    return "\n".join(part for part in parts if part)
+    """A reply as an environment reads it: its text, and its calls in the form that environments take by default.
 
-
-def _arguments(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
+    The server has read the calls from the model's own text, so they are sound.
+    """
+    called = [call["function"] for call in message.get("tool_calls") or ()]
+    text = message.get("content") or ""
+    if not called:
         return text
+    written = write_calls([ToolCall(call["name"], json.loads(call["arguments"])) for call in called])
+    return f"{text}\n{written}" if text else written

@@ -18,6 +18,7 @@ from agent.simulate.compare import audience_of
 from agent.simulate.users import Users
 from agent.store.client import StoreClient
 from envs.core import AsyncEnv, Step
+from envs.tool_calls import parse_calls
 
 
 class TwoQuestions(AsyncEnv):
@@ -104,7 +105,11 @@ def server_store(run_dir: Path) -> str:
 def test_a_reply_with_calls_reads_as_it_was_written() -> None:
     call = {"function": {"name": "python", "arguments": '{"code": "1+1"}'}}
     text = action_of({"content": "So:", "tool_calls": [call]})
-    assert text == 'So:\n<tool_call>\n{"name": "python", "arguments": {"code": "1+1"}}\n</tool_call>'
+    read = parse_calls(text, [], "hermes")
+    assert (read.content.strip(), [(call.name, call.arguments) for call in read.calls]) == (
+        "So:",
+        [("python", {"code": "1+1"})],
+    )
     assert action_of({"content": None, "tool_calls": [call]}).startswith("<tool_call>")
 
 
