@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.child_processes import announced_port, start_child, stop_child
+from agent.child_processes import start_service, stop_child
 from agent.episode import Episode, Segment, StopReason, Timings, decode
 from agent.runtime.tickets import TicketSource
 from agent.store.client import StoreClient
@@ -194,7 +194,6 @@ async def learner(
 @contextlib.asynccontextmanager
 async def running_store(load: Load, schedule: Schedule, folder: Path) -> AsyncIterator[StoreClient]:
     """`python -m agent.store` with the schedule's keys, and a client."""
-    port_file, log = folder / "port", folder / "store.log"
     keys = {
         "tasks": TASKS,
         "seed": load.seed,
@@ -203,16 +202,16 @@ async def running_store(load: Load, schedule: Schedule, folder: Path) -> AsyncIt
         "max_lag": schedule.max_lag,
         "order": schedule.order,
     }
-    process = await start_child(
+    process, port = await start_service(
         *(sys.executable, "-m", "agent.store", "--path", str(folder / "episodes.sqlite")),
-        *("--port-file", str(port_file), "--exit-with-parent", *(f"{k}={v}" for k, v in keys.items())),
-        log=log,
+        *("--exit-with-parent", *(f"{k}={v}" for k, v in keys.items())),
+        name="the episode store",
+        log=folder / "store.log",
         env=os.environ,
+        limit_s=START_LIMIT_S,
+        fault=RuntimeError,
     )
     try:
-        port = await announced_port(
-            process, port_file, name="the episode store", log=log, limit_s=START_LIMIT_S, fault=RuntimeError
-        )
         async with StoreClient(f"http://127.0.0.1:{port}") as client:
             yield client
     finally:

@@ -19,7 +19,7 @@ from agent.evaluate.endpoint.client import ChatClient
 from agent.evaluate.endpoint.episode import chat_sample
 from agent.evaluate.engine_episode import engine_sample, rollout_settings
 from agent.evaluate.sample import Sample
-from agent.runtime.rollout import RolloutSettings
+from agent.runtime.settings import RolloutSettings
 from envs.core import AsyncEnv
 from envs.tool_calls import FamilyFormat
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from agent.evaluate.config import Endpoint, Evaluation, Pacing, RolloutEngine, WrongArgument
 from envs import ENVIRONMENTS
+from envs.key_values import WrongWord, key_values
 from envs.tool_calls import FAMILY_FORMATS
 
 
@@ -147,16 +148,10 @@ def folder_of(options: argparse.Namespace, evaluation: Evaluation) -> Path:
 
 def read_words(words: Sequence[str], option: str) -> dict[str, Any]:
     """`key=value` words with YAML values; raises `WrongArgument` that names `option`."""
-    found: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise WrongArgument(f"{option}: cannot read {word!r}: write {option} key=value")
-        try:
-            found[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise WrongArgument(f"{option}: the value of {key}, {value!r}, is not valid YAML") from error
-    return found
+    try:
+        return key_values(words, f"{option} key=value")
+    except WrongWord as error:
+        raise WrongArgument(f"{option}: {error}") from error
 
 
 def _environment(options: argparse.Namespace) -> dict[str, Any]:

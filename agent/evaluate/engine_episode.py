@@ -10,8 +10,8 @@ from agent.episode import Episode, EpisodeError, StopReason
 from agent.evaluate.config import Evaluation, EvaluationError
 from agent.evaluate.endpoint.wire import clean
 from agent.evaluate.sample import Said, Sample, Tokens
-from agent.runtime.rollout import PromptTooLong, Renderer, RolloutSettings, rollout
-from agent.runtime.settings import SamplingConfig
+from agent.runtime.rollout import PromptTooLong, Renderer, rollout
+from agent.runtime.settings import RolloutSettings, SamplingConfig
 from agent.store.protocol import Ticket
 from envs.core import AsyncEnv, EnvironmentFault
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 
 from agent.engines.base import Engine, EngineFault
-from agent.episode import Episode, StopReason, Timings, validate
+from agent.episode import Episode, StopReason
 from agent.harness.call import posts_of
 from agent.harness.door import SessionDoor
 from agent.harness.process import HarnessFailed, Solve, harness_of
@@ -19,8 +19,9 @@ from agent.runtime.asked_engine import AskedEngine
 from agent.runtime.engine_requests import ABORT_GRACE_S, ActionSampler, Recover
 from agent.runtime.environment_calls import EnvironmentCalls
 from agent.runtime.episode_clock import EpisodeClock
-from agent.runtime.rollout import PromptTooLong, Renderer, RolloutSettings, RunEpisode, task_of, tool_format_of
-from agent.runtime.settings import ConfigError, HarnessConfig, RuntimeConfig
+from agent.runtime.record import record
+from agent.runtime.rollout import PromptTooLong, Renderer, RunEpisode, task_of, tool_format_of
+from agent.runtime.settings import ConfigError, HarnessConfig, RolloutSettings, RuntimeConfig
 from agent.runtime.watching.watch import EpisodeWatch, figures_of
 from agent.store.protocol import Ticket
 from agent.wire.errors import ApiError
@@ -157,38 +158,21 @@ class HarnessEpisodes:
                     ended = await self._graded(session, calls, failure)
             finally:
                 await session.close()
-        figures = {"generate_s": sampler.generate_s, "environment_s": calls.seconds}
-        faults = {"engine_faults": sampler.faults} if sampler.faults else {}
         chains = [branch for chain in session.chains if (branch := chain.as_branch()) is not None]
-        main = chains[0]
-        return validate(
-            Episode(
-                id=ticket.id,
-                env_id=settings.env_id,
-                task_id=task_id,
-                segments=main.segments,
-                turn_rewards=main.turn_rewards,
-                branches=tuple(chains[1:]),
-                stop_reason=ended,
-                sampling=settings.sampling.params(
-                    max_tokens=settings.max_tokens_per_turn,
-                    stop_token_ids=tuple(renderer.stop_token_ids),
-                    seed=ticket.seed if settings.sampling.seeded else None,
-                ),
-                timings=Timings(issued_at=issued_at, finished_at=time.time(), **figures),
-                worker=settings.worker,
-                group_id=ticket.group_id,
-                environment=settings.environment,
-                attempt=ticket.attempt,
-                metrics={
-                    **faults,
-                    **asked.figures(),
-                    **session.metrics,
-                    **figures,
-                    "turns": sum(len(chain.turn_rewards) for chain in chains),
-                    "branches": len(chains) - 1,
-                },
-            )
+        return record(
+            ticket,
+            settings,
+            task_id=task_id,
+            segments=chains[0].segments,
+            turn_rewards=chains[0].turn_rewards,
+            branches=chains[1:],
+            stop_reason=ended,
+            stop_token_ids=renderer.stop_token_ids,
+            issued_at=issued_at,
+            sampler=sampler,
+            calls=calls,
+            asked=asked,
+            metrics={**session.metrics, "branches": len(chains) - 1},
         )
 
     async def _run(self, session: Session, clock: EpisodeClock) -> HarnessFailed | None:

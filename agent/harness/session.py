@@ -23,7 +23,8 @@ from agent.harness.chains import Chain, Message, Place, Turn, action_segment, ad
 from agent.harness.task import HarnessTask
 from agent.runtime.engine_requests import Action, ActionSampler
 from agent.runtime.environment_calls import EnvironmentCalls, Outcome
-from agent.runtime.rollout import LONG_TRANSCRIPT, Rendered, Renderer, RolloutSettings, tool_format_of
+from agent.runtime.rollout import LONG_TRANSCRIPT, Rendered, Renderer, tool_format_of
+from agent.runtime.settings import RolloutSettings
 from agent.runtime.watching.watch import EpisodeWatch
 from agent.wire.errors import ApiError
 from agent.wire.reply import assistant_message

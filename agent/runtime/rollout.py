@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -19,12 +18,13 @@ import numpy as np
 from agent.chat.template import ChatTemplateError
 from agent.engines.base import Engine
 from agent.engines.prompt import Prompt
-from agent.episode import Episode, EpisodeError, Experts, Segment, StopReason, Timings, validate
+from agent.episode import Episode, EpisodeError, Experts, Segment, StopReason
 from agent.runtime.asked_engine import AskedEngine
 from agent.runtime.engine_requests import Action, ActionSampler, Recover
 from agent.runtime.environment_calls import EnvironmentCalls, Outcome
 from agent.runtime.episode_clock import EpisodeClock
-from agent.runtime.settings import SamplingConfig, StageLimits
+from agent.runtime.record import record
+from agent.runtime.settings import RolloutSettings
 from agent.runtime.watching.watch import EpisodeWatch, figures_of
 from agent.store.protocol import Ticket
 from envs.asking.model import CountedModel
@@ -67,19 +67,6 @@ class Renderer(Protocol):
     ) -> Rendered: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    """The part of a runtime's configuration that one episode needs."""
-
-    env_id: str
-    sampling: SamplingConfig
-    max_context_tokens: int
-    max_tokens_per_turn: int
-    limits: StageLimits
-    worker: str = ""
-    environment: str = ""
 
 
 def tool_format_of(renderer: Renderer) -> ToolFormat:
@@ -331,33 +318,17 @@ class _Rollout:
         return self._episode(ended)
 
     def _episode(self, stop_reason: StopReason) -> Episode:
-        sampling = self.settings.sampling.params(
-            max_tokens=self.settings.max_tokens_per_turn,
-            stop_token_ids=tuple(self.renderer.stop_token_ids),
-            seed=self.ticket.seed if self.settings.sampling.seeded else None,
-        )
-        generate_s, environment_s = self.sampler.generate_s, self.env.seconds
-        faults = {"engine_faults": self.sampler.faults} if self.sampler.faults else {}
-        figures = {"turns": len(self.rewards), "generate_s": generate_s, "environment_s": environment_s}
-        return validate(
-            Episode(
-                id=self.ticket.id,
-                env_id=self.settings.env_id,
-                task_id=self.task_id,
-                segments=self._with_experts(),
-                turn_rewards=tuple(self.rewards),
-                stop_reason=stop_reason,
-                sampling=sampling,
-                timings=Timings(
-                    issued_at=self.issued_at,
-                    finished_at=time.time(),
-                    generate_s=generate_s,
-                    environment_s=environment_s,
-                ),
-                worker=self.settings.worker,
-                group_id=self.ticket.group_id,
-                environment=self.settings.environment,
-                attempt=self.ticket.attempt,
-                metrics={**faults, **self.asked.figures(), **self.metrics, **figures},
-            )
+        return record(
+            self.ticket,
+            self.settings,
+            task_id=self.task_id,
+            segments=self._with_experts(),
+            turn_rewards=self.rewards,
+            stop_reason=stop_reason,
+            stop_token_ids=self.renderer.stop_token_ids,
+            issued_at=self.issued_at,
+            sampler=self.sampler,
+            calls=self.env,
+            asked=self.asked,
+            metrics=self.metrics,
         )

@@ -16,8 +16,8 @@ from agent.episode import Episode, EpisodeError, StopReason
 from agent.runtime.assignments import Assignment, UnknownEnvironment, assignment_of
 from agent.runtime.delivery import Delivery, Store
 from agent.runtime.progress import NOT_KEPT, Progress
-from agent.runtime.rollout import PromptTooLong, Renderer, RolloutSettings, RunEpisode, rollout
-from agent.runtime.settings import ConfigError, EnvConfig, RuntimeConfig
+from agent.runtime.rollout import PromptTooLong, Renderer, RunEpisode, rollout
+from agent.runtime.settings import ConfigError, EnvConfig, RolloutSettings, RuntimeConfig
 from agent.runtime.slot_environments import SlotEnvironments
 from agent.runtime.tickets import TicketSource
 from agent.runtime.watching.watch import EpisodeWatch, Watching

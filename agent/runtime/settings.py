@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -151,6 +152,19 @@ class StageLimits(_Frozen):
     engine_check_s: float = Field(default=10.0, gt=0)
     """One question to an engine how it is; unanswered, it gets no requests until it answers again."""
     engine_check_every_s: float = Field(default=5.0, gt=0)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """The part of a runtime's configuration that one episode needs."""
+
+    env_id: str
+    sampling: SamplingConfig
+    max_context_tokens: int
+    max_tokens_per_turn: int
+    limits: StageLimits
+    worker: str = ""
+    environment: str = ""
 
 
 class RuntimeConfig(_Frozen):

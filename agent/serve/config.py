@@ -14,10 +14,36 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from agent.chat.settings import ChatConfig
 from agent.configuration_errors import wrong_keys
+from envs.key_values import WrongWord, override
 
 
 class ServeError(ValueError):
     """A server that cannot be started; the message names the key or the file and says what to do."""
+
+
+class ReplicasConfig(BaseModel):
+    """Section `serve.replicas`: several servers of one run, with a store of its own process (docs/serve_model.md).
+
+    The owner of versions and learner gives `host` and `port`, where replicas and the learner find it behind the run's
+    key. A replica gives `owner`, that address, and a `name` of its own.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    """Of the owner's inner port; 0 picks a free one."""
+    owner: str | None = None
+    name: str = Field(default="", pattern=r"^[A-Za-z0-9_-]*$")
+    """Of a replica; its journal, versions and log are apart from the owner's by it."""
+    poll_s: float = Field(default=1.0, gt=0)
+    """How often a replica asks what the owner serves."""
+
+    @model_validator(mode="after")
+    def _named(self) -> ReplicasConfig:
+        if self.owner is not None and not self.name:
+            raise ValueError("name is missing: a replica keeps its journal in a folder of this name")
+        return self
 
 
 class ServeConfig(BaseModel):
@@ -55,6 +81,7 @@ class ServeConfig(BaseModel):
     delivery_wait_s: float = Field(default=1.0, ge=0)
     """How long an answer to final feedback waits for the episode to be in the store. It is in the server's own journal
     before that."""
+    replicas: ReplicasConfig = ReplicasConfig()
     keep_versions: int = Field(default=8, ge=1)
     max_journal_bytes: int | None = Field(default=None, ge=65536)
     learner_restarts: int = Field(default=5, ge=0)
@@ -71,9 +98,17 @@ class _Foreign(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
+class _Adapter(_Foreign):
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    publish: Literal["adapter", "merged"] = "adapter"
+
+
 class _Model(_Foreign):
     path: Path | None = None
     dtype: str = "auto"
+    compute_dtype: str | None = None
+    policy_adapter: _Adapter | None = None
 
 
 class _Engine(_Foreign):
@@ -82,9 +117,16 @@ class _Engine(_Foreign):
     vllm_environment: Path | None = None
     vllm_eager: bool = True
     vllm_options: tuple[str, ...] = ()
+    dtype: str | None = None
     max_sequences: int = 64
     max_context: int = 4096
     threads: int = 1
+
+
+class _Hardware(_Foreign):
+    learner_gpus: int = 0
+    engine_gpus: int = 0
+    gpus_per_engine: int = 1
 
 
 class _Sampling(_Foreign):
@@ -128,6 +170,7 @@ class ServeRecipe(_Foreign):
     seed: int = 0
     model: _Model = _Model()
     engine: _Engine = _Engine()
+    hardware: _Hardware = _Hardware()
     runtime: _Runtime = _Runtime()
     store: _Store = _Store()
     learner: _Learner = _Learner()
@@ -144,6 +187,17 @@ class ServeRecipe(_Foreign):
             raise ValueError("engine.urls: a server works with one engine; give one address, or none")
         return self
 
+    @model_validator(mode="after")
+    def _one_store(self) -> ServeRecipe:
+        if self.serve.replicas.owner is not None and self.store.url is None:
+            raise ValueError("store.url is missing: a replica (serve.replicas.owner) hands in to the store of the run")
+        return self
+
+    @property
+    def published_dtype(self) -> str:
+        """The dtype of the weights as the engine holds them."""
+        return self.engine.dtype or self.model.compute_dtype or self.model.dtype
+
     @property
     def run_dir(self) -> Path:
         """`runs/<name>`."""
@@ -152,7 +206,14 @@ class ServeRecipe(_Foreign):
     @property
     def folder(self) -> Path:
         """Where the server keeps what is its own."""
-        return self.run_dir / "serve"
+        name = self.serve.replicas.name
+        return self.run_dir / (f"serve-{name}" if name else "serve")
+
+    @property
+    def engine_log(self) -> Path:
+        """What the engine says."""
+        name = self.serve.replicas.name
+        return self.run_dir / (f"engine-{name}.log" if name else "engine.log")
 
     @property
     def model_name(self) -> str:
@@ -180,26 +241,11 @@ def load_recipe(path: Path, overrides: list[str] | None = None) -> ServeRecipe:
         raise ServeError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ServeError(f"{path} must hold a mapping of keys, got {type(data).__name__}")
-    for word in overrides or []:
-        _override(data, word)
+    try:
+        override(data, overrides or (), "section.key=value, e.g. serve.port=8080")
+    except WrongWord as error:
+        raise ServeError(f"overrides: {error}") from error
     try:
         return ServeRecipe.model_validate(data)
     except ValidationError as error:
         raise ServeError(f"{path}: {wrong_keys(error)}") from error
-
-
-def _override(data: dict[str, Any], word: str) -> None:
-    key, equals, value = word.partition("=")
-    if not equals or not key:
-        raise ServeError(f"cannot read the override {word!r}: write it as section.key=value, e.g. serve.port=8080")
-    *parents, last = key.split(".")
-    for parent in parents:
-        if not isinstance(data.get(parent), dict):
-            if data.get(parent) is not None:
-                raise ServeError(f"cannot set {key}: {parent} is a value, not a section")
-            data[parent] = {}
-        data = data[parent]
-    try:
-        data[last] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ServeError(f"cannot read the value of the override {key}: {value!r} is not valid YAML") from error

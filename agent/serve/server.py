@@ -26,11 +26,13 @@ from agent.serve.api.samples import sample_of
 from agent.serve.children.engine import EngineChild
 from agent.serve.children.learner import LearnerChild, LearnerState, learner_command
 from agent.serve.children.store import StoreChild
-from agent.serve.config import ServeRecipe
+from agent.serve.config import ServeError, ServeRecipe
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.journal import Journal
 from agent.serve.versions.engine_proxy import EngineProxy
+from agent.serve.versions.following import Follower
 from agent.serve.versions.publishing import Versions
+from agent.serve.versions.starting_adapter import starting_weights
 from agent.serve.versions.version_table import Version
 from agent.store.client import StoreClient
 from agent.store.database_thread import DatabaseThread
@@ -80,6 +82,8 @@ class Server:
         self, stack: contextlib.AsyncExitStack, source: Path, overrides: list[str], *, learn: bool
     ) -> None:
         recipe, config = self.recipe, self.recipe.serve
+        if learn and config.replicas.owner is not None:
+            raise ServeError("--learn: a replica has no learner; the owner (serve.replicas.owner) has it")
         keys, metrics = Keys.read(config), Metrics()
         self._key = await asyncio.to_thread(run_key, recipe.run_dir, recipe.key_file)
         model = recipe.model_folder(str(source))
@@ -99,12 +103,21 @@ class Server:
             publish_s=_PUBLISH_S,
             on_change=lambda version, pinned: _tell(hub, version, pinned),
         )
-        current = await versions.load(model, stored)
+        start = await asyncio.to_thread(starting_weights, recipe, model)
+        follower: Follower | None = None
+        if config.replicas.owner is not None:
+            follower = Follower(config.replicas.owner, self._key, poll_s=config.replicas.poll_s)
+            versions.owner = follower.owner
+            if (owned := await follower.first(versions)) is not None:
+                start, stored = await versions.adopt(owned.version, Path(owned.path)), owned.version
+        current = await versions.load(start, stored)
         engine = await self._open_engine(stack, versions)
         stack.push_async_callback(versions.settle)
-        if stored < current.number:
+        if follower is not None:
+            await self._background(stack, follower.run(versions))
+        elif stored < current.number:
             await store.set_version(current.number)
-        delivery = Delivery(thread, journal, store, config, worker=f"{recipe.name}-serve")
+        delivery = Delivery(thread, journal, store, config, worker=f"{recipe.name}-{recipe.folder.name}")
         chat = ChatApi(
             recipe,
             renderer,
@@ -133,10 +146,11 @@ class Server:
             metrics=metrics,
             learner=lambda: self.learner.state if self.learner is not None else LearnerState(),
             engine_fault=lambda: self._engine_child.fault if self._engine_child is not None else "",
+            owner_fault=lambda: follower.fault if follower is not None else "",
         )
         api = PublicApi(parts)
         proxy = EngineProxy(versions, lambda: engine.url, timeout_s=config.generate_s, key=self._key)
-        self.engine_proxy_url = await _listen(stack, proxy.application(), "127.0.0.1", 0)
+        self.engine_proxy_url = await _listen(stack, proxy.application(), config.replicas.host, config.replicas.port)
         await self._background(stack, delivery.run())
         await self._background(stack, self._watch(parts, api))
         if learn:

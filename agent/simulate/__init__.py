@@ -1,1 +1,1 @@
-"""Users whose taste changes, for that server."""
+"""Simulated users of a server, and the comparison of two methods by them."""

@@ -1,4 +1,4 @@
-"""Simulated users whose taste shifts, for SAO and a running-mean baseline: `python -m agent.simulate [RECIPE | URL]`.
+"""Simulated users, for SAO and a running-mean baseline or for any server: `python -m agent.simulate [RECIPE | URL]`.
 
 python -m agent.simulate recipes/style_shift_tiny.yaml --seeds 0,1,2 --grid 2e-4,3e-4 --out runs/style_shift
 python -m agent.simulate http://127.0.0.1:8000 --recipe recipes/style_shift_tiny.yaml
@@ -16,10 +16,11 @@ from pathlib import Path
 import aiohttp
 
 from agent.serve.config import ServeError, load_recipe
+from agent.simulate.audience import StyleAudience
 from agent.simulate.clock import Stalled
-from agent.simulate.compare import Comparison, Settings, Teller, make_env, use_server
+from agent.simulate.compare import Comparison, Settings, Teller, audience_of, use_server
 from agent.simulate.processes import ProcessFault
-from agent.simulate.report import draw, table
+from agent.simulate.report import draw, rewards_table, table
 from agent.simulate.runs import write_csv
 from agent.simulate.users import UserFault
 from envs import EnvironmentFault
@@ -40,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("target", nargs="?", default=str(default), metavar="RECIPE|URL", help=target)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the recipe")
     parser.add_argument(
-        "--recipe", type=Path, default=Path(str(default)), help="with a URL: whose users, schedule and batch"
+        "--recipe", type=Path, default=Path(str(default)), help="with a URL: whose environment's users, steps and batch"
     )
     parser.add_argument(
         "--methods", default="sao,sao_running_mean", help="algorithms to compare (default: %(default)s)"
@@ -107,25 +108,27 @@ async def _compared(arguments: argparse.Namespace) -> str:
 
 
 async def _served(arguments: argparse.Namespace) -> str:
-    env = make_env(arguments.recipe, arguments.overrides)
+    audience = audience_of(arguments.recipe, arguments.overrides)
     batch = load_recipe(arguments.recipe, arguments.overrides).learner.batch_size
     seed = int(arguments.seeds.split(",")[0])
     interactions = await use_server(
         arguments.target.rstrip("/"),
-        env,
+        audience,
         batch=batch,
         seed=seed,
         concurrency=arguments.users,
         ahead=arguments.ahead,
         patience_s=arguments.patience,
         key=os.environ.get("SAO_API_KEY", ""),
-        on_interaction=Teller("served", env.schedule.steps, 1, _say),
+        on_interaction=Teller("served", audience.steps, 1, _say),
     )
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_csv(arguments.out / f"served-seed{seed}.csv", interactions)
-    results = {"served": {seed: interactions}}
-    draw(results, env.schedule, arguments.out / "served.png")
-    return table(results, env.schedule, {})
+    if not isinstance(audience, StyleAudience):
+        return rewards_table(interactions, audience.steps)
+    results, schedule = {"served": {seed: interactions}}, audience.env.schedule
+    draw(results, schedule, arguments.out / "served.png")
+    return table(results, schedule, {})
 
 
 def _say(line: str) -> None:

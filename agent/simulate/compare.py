@@ -14,6 +14,7 @@ import aiohttp
 import yaml
 
 from agent.serve.config import ServeRecipe, load_recipe
+from agent.simulate.audience import Audience, EnvironmentAudience, StyleAudience
 from agent.simulate.clock import PolicyClock, Stalled
 from agent.simulate.processes import clear, cold_start, learning_server
 from agent.simulate.recovery import Interaction
@@ -21,9 +22,11 @@ from agent.simulate.report import draw, table
 from agent.simulate.runs import Run, best_rate, read_csv, write_csv
 from agent.simulate.users import Users
 from envs import make_core
+from envs.key_values import override
 from envs.style_shift.env import StyleShift
 
 REQUEST_S = 120.0
+DEFAULT_STEPS = 60  # as a recipe's learner.steps
 _TOLD_EVERY_S = 10.0
 
 
@@ -51,18 +54,39 @@ class Settings:
         return self.folder / "runs"
 
 
+def _read(recipe: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    override(data, overrides)
+    return data
+
+
 def make_env(recipe: Path, overrides: Sequence[str]) -> StyleShift:
     """The environment of `recipe`, whose prompts, schedule and judge the users have; `ValueError` if it is another."""
-    data: dict[str, Any] = yaml.safe_load(recipe.read_text(encoding="utf-8")).get("env") or {}
-    kwargs = dict(data.get("kwargs") or {})
-    for word in overrides:
-        key, _, value = word.partition("=")
-        if key.startswith("env.kwargs."):
-            kwargs[key.removeprefix("env.kwargs.")] = yaml.safe_load(value)
-    core = make_core(str(data.get("id")), **kwargs)
+    data = _read(recipe, overrides).get("env") or {}
+    core = make_core(str(data.get("id")), **(data.get("kwargs") or {}))
     if not isinstance(core, StyleShift):
-        raise ValueError(f"{recipe}: the users write for sao/StyleShift-v0, and env.id is {data.get('id')!r}")
+        raise ValueError(
+            f"{recipe}: methods are compared on the shifts of sao/StyleShift-v0, and env.id is {data.get('id')!r}; "
+            "users of any environment come to a server that runs: python -m agent.simulate URL --recipe ..."
+        )
     return core
+
+
+def audience_of(recipe: Path, overrides: Sequence[str]) -> Audience:
+    """The users of `recipe`'s environment; those that are no styles' stay for `learner.steps`.
+
+    Raises `ValueError` without an environment.
+    """
+    data = _read(recipe, overrides)
+    env = data.get("env") or {}
+    if not env.get("id"):
+        raise ValueError(f"{recipe}: env.id is missing: say which environment's users there are, e.g. env.id=...")
+    kwargs = env.get("kwargs") or {}
+    core = make_core(str(env["id"]), **kwargs)
+    if isinstance(core, StyleShift):
+        return StyleAudience(core)
+    steps = int((data.get("learner") or {}).get("steps", DEFAULT_STEPS))
+    return EnvironmentAudience.of(str(env["id"]), kwargs, steps)
 
 
 @dataclass
@@ -87,16 +111,17 @@ class Teller:
         pace = (now - self.began) / done
         reward = math.fsum(i.reward for i in self.latest) / len(self.latest)
         liked = sum(i.style == interaction.target for i in self.latest) / len(self.latest)
+        style = f", {interaction.target} {liked:.0%}" if interaction.target else ""
         left, all_left = pace * (self.steps - done), pace * (self.steps * self.runs_left - done)
         self.say(
-            f"{self.name}: step {done}/{self.steps}, reward {reward:.2f}, {interaction.target} {liked:.0%}, "
+            f"{self.name}: step {done}/{self.steps}, reward {reward:.2f}{style}, "
             f"{left / 60:.1f} min left; {all_left / 60:.0f} min for all runs"
         )
 
 
 async def use_server(
     url: str,
-    env: StyleShift,
+    audience: Audience,
     *,
     batch: int,
     seed: int,
@@ -106,7 +131,7 @@ async def use_server(
     key: str = "",
     on_interaction: Callable[[Interaction], None] = lambda interaction: None,
 ) -> list[Interaction]:
-    """Let simulated users use the server at `url` until the environment's schedule is over."""
+    """Let simulated users use the server at `url` until the audience leaves."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=REQUEST_S)
     async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
@@ -118,10 +143,9 @@ async def use_server(
                 session,
                 url,
                 model,
-                env,
+                audience,
                 clock,
                 batch=batch,
-                steps=env.schedule.steps,
                 seed=seed,
                 concurrency=concurrency,
                 ahead=ahead,
@@ -132,7 +156,7 @@ async def use_server(
             try:
                 return await users.run()
             finally:
-                await env.aclose()  # its judge's connections
+                await audience.aclose()
 
 
 class Comparison:
@@ -142,12 +166,8 @@ class Comparison:
         self.settings, self._say = settings, say
         self._recipe: ServeRecipe = load_recipe(settings.recipe, list(settings.overrides))
         self._env = make_env(settings.recipe, settings.overrides)
-        data = yaml.safe_load(settings.recipe.read_text(encoding="utf-8"))
-        rate = ((data.get("learner") or {}).get("policy") or {}).get("lr", 1e-3)
-        for word in settings.overrides:
-            if word.startswith("learner.policy.lr="):
-                rate = word.partition("=")[2]
-        self._rate = float(rate)
+        learner = _read(settings.recipe, settings.overrides).get("learner") or {}
+        self._rate = float((learner.get("policy") or {}).get("lr", 1e-3))
 
     async def run(self) -> str:
         """Do what is not done yet, then report. Raises what a run raises; what is finished stays."""
@@ -213,7 +233,7 @@ class Comparison:
             try:
                 interactions = await use_server(
                     url,
-                    env,
+                    StyleAudience(env),
                     batch=self._recipe.learner.batch_size,
                     seed=run.seed,
                     concurrency=settings.concurrency,

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from agent.child_processes import announced_port, log_tail, start_child, stop_child
+from agent.child_processes import log_tail, start_child, start_service, stop_child
 
 _START_S = 300.0
 _STOP_S = 60.0
@@ -57,18 +57,17 @@ async def learning_server(
     folder = runs / name
     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     await asyncio.to_thread(shutil.copytree, model, folder / "sft")  # makes the folder too
-    log, port_file = folder / "server.log", folder / "server.port"
-    process = await start_child(
-        *(sys.executable, "-m", "agent.serve", str(recipe), "--learn", "--port-file", str(port_file), *overrides),
+    process, port = await start_service(
+        *(sys.executable, "-m", "agent.serve", str(recipe), "--learn", *overrides),
         *(f"runs_dir={runs}", f"name={name}", "serve.host=127.0.0.1", "serve.port=0", "serve.model_name=policy"),
-        log=log,
+        name="the server",
+        log=folder / "server.log",
         env=_environment(),
         when_parent_dies=_WHEN_PARENT_DIES,
+        limit_s=_START_S,
+        fault=ProcessFault,
     )
     try:
-        port = await announced_port(
-            process, port_file, name="the server", log=log, limit_s=_START_S, fault=ProcessFault
-        )
         yield f"http://127.0.0.1:{port}"
     finally:
         await asyncio.shield(asyncio.ensure_future(stop_child(process, grace_s=_STOP_S)))

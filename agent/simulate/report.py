@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,6 +59,17 @@ def table(results: Results, schedule: Schedule, rates: Mapping[str, float]) -> s
                 cells.append("never" if steps is None else str(steps))
             cells += [f"{mean_reward(run, start, stop):.3f}" for start, stop in [*bounds, (0, schedule.steps)]]
             lines.append(_row(cells))
+    return "\n".join(lines) + "\n"
+
+
+def rewards_table(interactions: Sequence[Interaction], steps: int, parts: int = 5) -> str:
+    """Markdown: the mean reward of each fifth of the steps, for users that have no schedule."""
+    bounds = [round(steps * part / parts) for part in range(parts + 1)]
+    lines = [_row(["steps", "conversations", "reward"]), _row(["---"] * 3)]
+    for start, stop in itertools.pairwise(bounds):
+        count = sum(start <= i.step < stop for i in interactions)
+        reward = mean_reward(interactions, start, stop)
+        lines.append(_row([f"{start}-{stop - 1}", str(count), f"{reward:.3f}" if count else "none"]))
     return "\n".join(lines) + "\n"
 
 

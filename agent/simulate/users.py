@@ -1,19 +1,21 @@
-"""Simulated users: they ask, judge what they get by the style they prefer at the time, and say so."""
+"""Simulated users: they ask, judge what they get, and say so. What they ask and like is their audience's."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
+from agent.simulate.audience import Audience
 from agent.simulate.clock import PolicyClock, Stalled
 from agent.simulate.recovery import Interaction
-from envs.style_shift.env import StyleShift
+from envs.core import Message
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 5.0
 
@@ -26,10 +28,10 @@ class UserFault(RuntimeError):
 class Users:
     """`concurrency` users of the server at `url`, over its public HTTP interface only.
 
-        users = Users(session, url, "style_shift_tiny", env, clock, batch=32, steps=160, seed=0)
+        users = Users(session, url, "style_shift_tiny", StyleAudience(env), clock, batch=32, seed=0)
         interactions = await users.run()
 
-    What they prefer follows the environment's schedule by the clock's step. They pace themselves: at step s at most
+    What they prefer may follow the clock's step. They pace themselves: at step s at most
     (s + 1 + `ahead`) * `batch` conversations are begun, so that two methods get equally many at equal steps,
     however fast the machine is. Prompts are drawn from `seed`.
     """
@@ -37,10 +39,9 @@ class Users:
     session: aiohttp.ClientSession
     url: str
     model: str
-    env: StyleShift
+    audience: Audience
     clock: PolicyClock
     batch: int
-    steps: int
     seed: int = 0
     concurrency: int = 16
     ahead: int = 1
@@ -51,7 +52,7 @@ class Users:
     _interactions: list[Interaction] = field(default_factory=list)
 
     async def run(self) -> list[Interaction]:
-        """Use the server until the schedule is over; every interaction in the order of its beginning.
+        """Use the server until the audience leaves; every interaction in the order of its beginning.
 
         Raises `Stalled` when the policy stops moving and `UserFault` for answers that nobody may give.
         """
@@ -64,41 +65,41 @@ class Users:
         while True:
             index, self._begun = self._begun, self._begun + 1
             needed = index // self.batch - self.ahead
-            if needed >= self.steps:
+            if needed >= self.audience.steps:
                 return
             await self.clock.reach(needed, patience_s=self.patience_s)
-            if self.clock.step >= self.steps:
+            if self.clock.step >= self.audience.steps:
                 return
             await self._interact(index)
 
     async def _interact(self, index: int) -> None:
         rng = random.Random(f"{self.seed}:{index}")
-        task_id = rng.choice(self.env.task_ids)
         step, began = self.clock.step, time.monotonic()
-        target = self.env.schedule.at(step).style
-        question = {
-            "model": self.model,
-            "messages": self.env.messages(task_id, step),
-            "user": f"simulated-{index % self.concurrency}",
-            "seed": rng.randrange(2**31),
-        }
-        answer = await self._post("/v1/chat/completions", question)
-        text = answer["choices"][0]["message"]["content"] or ""
-        verdict = await self.env.verdict(task_id, text, step)
-        reward = verdict.reward(target)
-        metadata = {"style": verdict.style, "target": target, "phase": self.env.schedule.index(step), "step": step}
-        await self._post(
-            "/v1/feedback", {"response_id": answer["id"], "reward": reward, "final": True, "metadata": metadata}
-        )
+        session = f"simulated-{self.seed}-{index}-{uuid.uuid4().hex[:8]}"
+
+        async def chat(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+            question = {
+                "model": self.model,
+                "messages": list(messages),
+                "user": f"simulated-{index % self.concurrency}",
+                "seed": rng.randrange(2**31),
+                **({"session": session} if self.audience.sessions else {}),
+                **({"tools": list(tools)} if tools else {}),
+            }
+            return await self._post("/v1/chat/completions", question)
+
+        judged = await self.audience.converse(chat, rng, step)
+        told = {"response_id": judged.answer["id"], "reward": judged.reward, "final": True}
+        await self._post("/v1/feedback", {**told, "metadata": dict(judged.metadata)})
         interaction = Interaction(
             index=index,
             step=step,
-            version=answer["policy_version"],
-            task_id=task_id,
-            style=verdict.style,
-            target=target,
-            quality=verdict.quality,
-            reward=reward,
+            version=judged.answer["policy_version"],
+            task_id=judged.task_id,
+            style=judged.style,
+            target=judged.target,
+            quality=judged.quality,
+            reward=judged.reward,
             seconds=time.monotonic() - began,
         )
         self._interactions.append(interaction)

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from agent.engines.base import EngineHealth
-from agent.runtime.rollout import RolloutSettings
-from agent.runtime.settings import SamplingConfig, StageLimits
+from agent.runtime.settings import RolloutSettings, SamplingConfig, StageLimits
+from envs.key_values import WrongWord, key_values
 from envs.swe_bench.scaffolds.openhands.library import have_openhands
 
 SWE_BENCH = "sao/SWEBench-v0"
@@ -69,17 +67,13 @@ def environment_kwargs(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read(words: Sequence[str]) -> dict[str, Any]:
-    kwargs = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key.isidentifier():
-            raise WrongArgument(
-                f"--env-kwargs: cannot read {word!r}: write key=value (and TASK_ID before --env-kwargs)"
-            )
-        try:
-            kwargs[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise WrongArgument(f"--env-kwargs: the value of {key}, {value!r}, is not valid YAML") from error
+    try:
+        kwargs = key_values(words, "key=value (and TASK_ID before --env-kwargs)")
+    except WrongWord as error:
+        raise WrongArgument(f"--env-kwargs: {error}") from error
+    for key in kwargs:
+        if not key.isidentifier():
+            raise WrongArgument(f"--env-kwargs: {key!r} is no name of an argument")
     return kwargs
 
 

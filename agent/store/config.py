@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agent.store.protocol import StoreFault
+from envs.key_values import WrongWord, key_values
 
 FIXED_KEYS = ("tasks", "seed", "group_size")
 """Keys that decide which ticket comes next: another value would make the saved data cursor mean something else."""
@@ -122,12 +123,8 @@ def read_config(file: Path | None, overrides: Sequence[str]) -> StoreConfig | No
         if not isinstance(loaded, dict):
             raise StoreFault(f"{file}: expected keys and values")
         values.update(loaded)
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise StoreFault(f"{override}: expected key=value")
-        try:
-            values[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise StoreFault(f"{key}: {value!r} is no YAML value") from error
+    try:
+        values.update(key_values(overrides))
+    except WrongWord as error:
+        raise StoreFault(str(error)) from error
     return StoreConfig(**values) if values else None

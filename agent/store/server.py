@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable
@@ -27,6 +26,7 @@ from agent.doors.guard import guard
 from agent.metrics_page import metrics_page
 from agent.store import reading
 from agent.store.database_thread import DatabaseThread
+from agent.store.ending import Ending
 from agent.store.figures import Traffic, file_bytes, store_figures
 from agent.store.ledger import Ledger
 from agent.store.protocol import (
@@ -343,12 +343,10 @@ async def serve(
 ) -> None:
     """Serve `ledger` until SIGTERM or SIGINT (or the parent's end, if asked), and close it. Raises OSError.
 
-    `port` 0: any free one. `port_file` says which, once the store answers. `key`: see `StoreServer`.
+    `port` 0: any free one. `port_file` says which, once the store answers. `key`: see `StoreServer`. What hangs then
+    ends with the process (`agent.store.ending`).
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    ending = Ending.of_signals()
     server = StoreServer(ledger, key=key)
     runner = web.AppRunner(
         server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=10.0, keepalive_timeout=90.0
@@ -360,10 +358,11 @@ async def serve(
         port = runner.addresses[0][1]
         announce_port(port_file, port)
         log.info("episode store %s at http://%s:%d", ledger.path, host, port)
-        while not stop.is_set():
+        while not ending.asked.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 0.5 if exit_with_parent else None)
+                await asyncio.wait_for(ending.asked.wait(), 0.5 if exit_with_parent else None)
             if exit_with_parent and os.getppid() != STARTED_BY:
+                ending.begin()
                 break
         server.stop()
     finally:

@@ -56,7 +56,3 @@ def check_adapter(recipe: Any) -> None:
             f"engine.transfer {recipe.engine.transfer!r} streams whole weights: write model.policy_adapter.publish: "
             "merged, or engine.transfer: snapshot"
         )
-    if recipe.learner.online:
-        raise ValueError(
-            "model.policy_adapter.publish: a server keeps its versions as whole weights; write merged (learner.online)"
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ import yaml
 from pydantic import ValidationError
 
 from agent.configuration_errors import wrong_keys
+from envs.key_values import WrongWord, override
 from learner.config.recipe import Recipe
 from learner.config.section import RecipeError
 
 DEFAULT_RECIPE = "tir_tiny.yaml"
-_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 
 
 def load_recipe(path: Path | None, overrides: list[str] | None = None) -> Recipe:
@@ -36,8 +35,10 @@ def load_recipe(path: Path | None, overrides: list[str] | None = None) -> Recipe
         raise RecipeError(f"{source} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise RecipeError(f"{source} must hold a mapping of keys, got {type(data).__name__}")
-    for word in overrides or []:
-        _override(data, word)
+    try:
+        override(data, overrides or (), "section.key=value, e.g. learner.steps=20")
+    except WrongWord as error:
+        raise RecipeError(f"overrides: {error}") from error
     recipe = parse_recipe(data, str(source))
     for word in overrides or []:
         if word.startswith("learner.critic.") and recipe.learner.resolve().critic is None:
@@ -57,22 +58,3 @@ def parse_recipe(data: dict[str, Any], source: str = "the recipe") -> Recipe:
 def save_recipe(recipe: Recipe, path: Path) -> None:
     """Write the resolved recipe, so that the run can be repeated from its folder alone."""
     path.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
-
-
-def _override(data: dict[str, Any], word: str) -> None:
-    key, separator, value = word.partition("=")
-    if not separator or not key:
-        raise RecipeError(f"cannot read the override {word!r}: write it as section.key=value, e.g. learner.steps=20")
-    *parents, last = key.split(".")
-    for parent in parents:
-        data = data.setdefault(parent, {})
-        if not isinstance(data, dict):
-            raise RecipeError(f"cannot set {key}: {parent} is a value, not a section")
-    # YAML 1.1 reads 2e-6 as a string, people don't.
-    if _EXPONENT.fullmatch(value):
-        data[last] = float(value)
-        return
-    try:
-        data[last] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"cannot read the value of the override {key}: {value!r} is not valid YAML") from error

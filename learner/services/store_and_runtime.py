@@ -14,7 +14,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 from typing import Any, Literal
 
-from agent.child_processes import announced_port, log_tail, start_child, stop_child
+from agent.child_processes import log_tail, start_child, start_service, stop_child
 from agent.doors.door import KEY_VARIABLE
 from agent.runtime.settings import EvaluationSettings
 from learner.config import Recipe
@@ -54,14 +54,17 @@ class Children:
         """Start a store with the keys of `config` that are not None; its URL. `LearnerFault` if it ends at once."""
         folder = self._folder
         command = ["-m", "agent.store", "--path", str(folder / "episodes.sqlite"), "--exit-with-parent"]
-        port_file = folder / "store.port"
-        port_file.unlink(missing_ok=True)
         words = [f"{key}={json.dumps(value)}" for key, value in config.items() if value is not None]
-        process = await self._spawn("store", [*command, "--port-file", str(port_file), *words])
         log = folder / "store.log"
-        port = await announced_port(
-            process, port_file, name="the store", log=log, limit_s=_START_LIMIT_S, fault=LearnerFault
+        process, port = await start_service(
+            *(sys.executable, *command, *words),
+            name="the store",
+            log=log,
+            env=self._environment(),
+            limit_s=_START_LIMIT_S,
+            fault=LearnerFault,
         )
+        self._processes["store"] = (process, log)
         return f"http://127.0.0.1:{port}"
 
     async def start_runtimes(
@@ -145,10 +148,13 @@ class Children:
 
     async def _spawn(self, name: str, words: list[str], *, stdin: int = DEVNULL, python: Path | None = None) -> Process:
         log = self._folder / f"{name}.log"
-        env = {**os.environ, "OMP_NUM_THREADS": "1", KEY_VARIABLE: self._key}
-        process = await start_child(str(python or sys.executable), *words, log=log, env=env, stdin=stdin)
+        command = (str(python or sys.executable), *words)
+        process = await start_child(*command, log=log, env=self._environment(), stdin=stdin)
         self._processes[name] = (process, log)
         return process
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "OMP_NUM_THREADS": "1", KEY_VARIABLE: self._key}
 
 
 def _spool(folder: Path, name: str) -> Path:

@@ -14,7 +14,7 @@ UID_INSIDE = 1000
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 0x4000, 0x40000
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS = 1, 4, 8
+PR_SET_DUMPABLE, PR_SET_KEEPCAPS = 4, 8
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
 CAPABILITY_VERSION_3 = 0x20080522
 CAP_DAC_READ_SEARCH = 2
@@ -59,11 +59,6 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
 def subreaper() -> None:
     """Adopt orphans from below, so that a double fork does not escape."""
     prctl(PR_SET_CHILD_SUBREAPER, 1, "subreaper")
-
-
-def die_with_parent() -> None:
-    """Be killed when the parent ends."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, "parent death signal")
 
 
 def become(uid: int) -> None:

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from . import interpreter, namespaces, walls, wire
 from .memory import MemoryRoom
+from .parent_death import signal_at_parents_end
 from .processes import DEFAULT, set_handler
 from .supervisor import Supervisor
 
@@ -252,7 +253,7 @@ def main(arguments: list[str]) -> NoReturn:
     os.environ.pop("LD_BIND_NOW", None)
     os.set_inheritable(options["caller"], False)
     if options["isolate"]:
-        namespaces.die_with_parent()  # that is bubblewrap, which waits outside
+        signal_at_parents_end()  # that is bubblewrap, which waits outside
     else:
         namespaces.subreaper()
         os.setsid()

@@ -14,8 +14,8 @@ from agent.chat.renderer import Rendering
 from agent.engines.base import Completion, EngineFault
 from agent.engines.client import HttpEngine
 from agent.episode import SamplingParams, StopReason
-from agent.runtime.rollout import RolloutSettings, rollout
-from agent.runtime.settings import SamplingConfig, StageLimits
+from agent.runtime.rollout import rollout
+from agent.runtime.settings import RolloutSettings, SamplingConfig, StageLimits
 from agent.store.protocol import Ticket
 from envs.core import AsyncEnv, Step
 

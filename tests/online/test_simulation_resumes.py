@@ -46,7 +46,11 @@ def test_a_killed_simulation_keeps_finished_runs_and_leaves_no_process(tmp_path:
         return "\n".join(path.read_text(errors="replace")[-1500:] for path in logs)
 
     until(first.exists, said, process)
-    until(lambda: list(out.glob("runs/sao_running_mean*/server.port")), said, process)
+    until(
+        lambda: any("ready: " in log.read_text() for log in out.glob("runs/sao_running_mean*/server.log")),
+        said,
+        process,
+    )
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.wait()

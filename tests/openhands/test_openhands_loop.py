@@ -20,8 +20,7 @@ from agent.episode import Episode, SamplingParams, StopReason
 from agent.harness.door import SessionDoor
 from agent.harness.episodes import HarnessEpisodes
 from agent.harness.process import harness_of
-from agent.runtime.rollout import RolloutSettings
-from agent.runtime.settings import HarnessConfig, SamplingConfig, StageLimits
+from agent.runtime.settings import HarnessConfig, RolloutSettings, SamplingConfig, StageLimits
 from agent.store.protocol import Ticket
 from envs import make_core
 from envs.core import AsyncEnv

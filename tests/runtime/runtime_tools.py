@@ -16,8 +16,7 @@ from aiohttp import web
 from agent.chat.renderer import ChatRenderer
 from agent.engines.base import Completion, EngineFault, EngineHealth
 from agent.episode import SamplingParams
-from agent.runtime.rollout import RolloutSettings
-from agent.runtime.settings import SamplingConfig, StageLimits
+from agent.runtime.settings import RolloutSettings, SamplingConfig, StageLimits
 from agent.store.config import StoreConfig
 from agent.store.ledger import Ledger
 from agent.store.protocol import Ticket

@@ -12,7 +12,8 @@ import psutil
 import pytest
 from serve_tools import ServerProcess, client, serving, write_recipe
 
-from agent.serve.children.learner import LearnerChild, backoff_s, learner_command
+from agent.backoff import doubled_s
+from agent.serve.children.learner import LearnerChild, learner_command
 
 DIES = "import sys; print('cannot go on'); sys.exit(3)"
 LIVES = "import time; time.sleep(600)"
@@ -37,7 +38,7 @@ async def until(holds: Callable[[], bool], within_s: float = 60.0) -> None:
 
 
 def test_the_wait_doubles_up_to_a_minute() -> None:
-    assert [backoff_s(1.0, n) for n in (1, 2, 3, 7, 50)] == [1.0, 2.0, 4.0, 60.0, 60.0]
+    assert [doubled_s(n, first_s=1.0, most_s=60.0) for n in (1, 2, 3, 7, 50)] == [1.0, 2.0, 4.0, 60.0, 60.0]
 
 
 async def test_a_learner_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from agent.child_processes import announced_port, start_child, stop_child
+from agent.child_processes import start_service, stop_child
 from agent.doors.door import KEY_VARIABLE
 from agent.engines.adapters import base_of
 from agent.engines.base import EngineFault, check_model_folder
@@ -37,23 +37,14 @@ async def launch_local(
     End it with `stop_child`.
     """
     check_model_folder(base_of(model) or model)
-    port_file = log.with_suffix(".port")
-    port_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "agent.engines.local", "--exit-with-parent", "--model", str(model)]
-    command += ["--version", str(version), "--port", str(port), "--port-file", str(port_file), "--device", device]
+    command += ["--version", str(version), "--port", str(port), "--device", device]
     command += ["--max-sequences", str(max_sequences), "--max-context", str(max_context), "--threads", str(threads)]
     # Before torch is imported there: later, some of its thread pools have their size already.
     env = {**os.environ, "OMP_NUM_THREADS": str(threads), **({} if key is None else {KEY_VARIABLE: key})}
-    process = await start_child(*command, log=log, env=env, stdin=PIPE)
-    try:
-        number = await announced_port(
-            process, port_file, name="the engine", log=log, limit_s=ready_timeout_s, fault=EngineFault
-        )
-    except BaseException:
-        await stop_child(process, grace_s=0)
-        raise
-    finally:
-        port_file.unlink(missing_ok=True)
+    process, number = await start_service(
+        *command, name="the engine", log=log, env=env, stdin=PIPE, limit_s=ready_timeout_s, fault=EngineFault
+    )
     return process, f"http://127.0.0.1:{number}"
 
 

@@ -56,6 +56,7 @@ class Parts:
     metrics: Metrics
     learner: Callable[[], LearnerState]
     engine_fault: Callable[[], str]
+    owner_fault: Callable[[], str] = lambda: ""
     samples: Samples = field(default_factory=Samples)
     started_at: float = field(default_factory=time.time)
 
@@ -256,7 +257,8 @@ class PublicApi:
         if not await parts.store.healthy():
             store = "the episode store does not answer; feedback waits in the journal"
         learner = parts.learner()
-        well = not (engine or store or parts.delivery.fault or learner.state in ("waiting", "failed"))
+        behind = parts.owner_fault()
+        well = not (engine or store or behind or parts.delivery.fault or learner.state in ("waiting", "failed"))
         body = {
             "status": "ok" if well else "down" if engine else "degraded",
             "engine": engine or "ok",
@@ -264,6 +266,7 @@ class PublicApi:
             "learner": msgspec.to_builtins(learner),
             "version": parts.versions.served,
             "pinned": parts.versions.pinned,
+            **({"owner": behind or "ok"} if parts.versions.owner else {}),
             "uptime_s": time.time() - parts.started_at,
         }
         return json_response(body, 503 if engine else 200)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import os
 from asyncio.subprocess import Process
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from agent.child_processes import stop_child
 from agent.engines.base import EngineFault
 from agent.engines.client import HttpEngine
-from agent.engines.local.launch import launch_local
-from agent.engines.vllm.launch import launch_vllm
+from agent.engines.launching import EngineLaunch, devices_after
+from agent.serve.children.keeping import keep_running
 from agent.serve.config import ServeRecipe
 from agent.serve.versions.publishing import Versions
 
@@ -22,26 +21,23 @@ log = logging.getLogger(__name__)
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 
 
-async def _start_engine(recipe: ServeRecipe, model: Path, version: int, key: str) -> tuple[Process, str]:
-    """The recipe's engine on `model`, serving it as `version`; its process and its URL. Raises `EngineFault`."""
-    section = recipe.engine
-    shared: dict[str, Any] = {
-        "version": version,
-        "key": key,
-        "log": recipe.run_dir / "engine.log",
-        "max_sequences": section.max_sequences,
-        "max_context": section.max_context,
-        "threads": section.threads,
-    }
-    if section.launch == "local":
-        return await launch_local(model, **shared)
-    return await launch_vllm(
-        model,
-        **shared,
-        dtype=recipe.model.dtype,
+def engine_launch(recipe: ServeRecipe, visible: str | None) -> EngineLaunch:
+    """How the recipe's engine is started; `visible`: this process's CUDA_VISIBLE_DEVICES. Raises `EngineFault`."""
+    section, hardware = recipe.engine, recipe.hardware
+    devices = None
+    if hardware.engine_gpus:
+        devices = devices_after(hardware.learner_gpus, 0, hardware.gpus_per_engine, visible)
+    return EngineLaunch(
+        kind=section.launch,
+        max_sequences=section.max_sequences,
+        max_context=section.max_context,
+        threads=section.threads,
+        dtype=recipe.published_dtype,
         eager=section.vllm_eager,
         environment=section.vllm_environment,
         options=section.vllm_options,
+        parallel=hardware.gpus_per_engine if hardware.engine_gpus else 1,
+        devices=devices,
     )
 
 
@@ -61,30 +57,34 @@ class EngineChild:
     async def start(self) -> str:
         """Start it; its URL. Raises `EngineFault`."""
         path, number = self._served()
-        self._process, self.url = await _start_engine(self._recipe, path, number, self._key)
+        launch = engine_launch(self._recipe, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._process, self.url = await launch.start(path, version=number, log=self._recipe.engine_log, key=self._key)
         return self.url
 
     async def keep(self, engine: HttpEngine, versions: Versions) -> None:
         """Start it again whenever it ends, and point `engine` at it; never returns."""
-        wait_s = _FIRST_WAIT_S
-        while True:
-            assert self._process is not None
-            code = await self._process.wait()
-            self.fault = f"the engine ended with code {code}; see {self._recipe.run_dir / 'engine.log'}"
-            log.error("%s", self.fault)
-            while self.fault:
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+        async def run() -> int:
+            if self.fault:
+                engine.url = await self.start()
+                assert self._process is not None
                 try:
-                    engine.url = await self.start()
                     await versions.align(engine)
-                except EngineFault as error:
-                    self.fault = str(error)
-                    log.error("the engine does not start: %s", error)
-                    await stop_child(self._process)  # one that came up and does not take the weights
-                else:
-                    self.fault, wait_s = "", _FIRST_WAIT_S
-                    log.info("the engine is back, serving version %d", versions.served)
+                except EngineFault:
+                    await stop_child(self._process)  # it came up and does not take the weights
+                    raise
+                self.fault = ""
+                log.info("the engine is back, serving version %d", versions.served)
+            assert self._process is not None
+            return await self._process.wait()
+
+        def ended(how: int | Exception, failures: int) -> bool:
+            see = f"the engine ended with code {how}; see {self._recipe.engine_log}"
+            self.fault = see if isinstance(how, int) else f"the engine does not start: {how}"
+            log.error("%s", self.fault)
+            return True
+
+        await keep_running(run, ended, first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S, faults=(EngineFault,))
 
     async def close(self) -> None:
         """End it."""

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 
 from agent.child_processes import log_tail, start_child, stop_child
 from agent.doors.door import KEY_VARIABLE
+from agent.serve.children.keeping import keep_running
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,6 @@ class LearnerState(msgspec.Struct):
     restarts: int = 0
     last_exit: int | None = None
     detail: str = ""
-
-
-def backoff_s(first_s: float, failures: int) -> float:
-    """Seconds to wait after the `failures`-th death in a row."""
-    return min(first_s * 2.0 ** (failures - 1), _LONGEST_BACKOFF_S)
 
 
 class LearnerChild:
@@ -71,30 +66,24 @@ class LearnerChild:
 
     async def run(self) -> None:
         """Keep the learner alive; returns when it is finished or has failed for good. Cancelling stops it."""
-        failures = 0
         try:
-            while True:
-                # One that starts compares the weights that are served with its own, and pinned ones are others.
-                while self._pinned():
-                    self.state.state = "held"
-                    await asyncio.sleep(_PINNED_POLL_S)
-                began = time.monotonic()
-                code = await self._once()
-                self.state.last_exit = code
-                if code == 0:
-                    self.state.state, self.state.detail = "finished", ""
-                    return
-                failures = 1 if time.monotonic() - began > self._settled_s else failures + 1
-                self.state.detail = log_tail(self._output, 500)
-                log.warning("the learner ended with code %d, %d in a row; see %s", code, failures, self._output)
-                if failures > self._restarts:
-                    self.state.state = "failed"
-                    return
-                self.state.state = "waiting"
-                await asyncio.sleep(backoff_s(self._first_s, failures))
-                self.state.restarts += 1
+            await keep_running(
+                self._once,
+                self._ended,
+                first_s=self._first_s,
+                most_s=_LONGEST_BACKOFF_S,
+                settled_s=self._settled_s,
+                ready=self._unpinned,
+            )
         finally:
             await self.stop()
+
+    async def _unpinned(self) -> None:
+        """Wait while versions are pinned: one that starts compares the weights that are served with its own."""
+        self.state.restarts += self.state.state == "waiting"
+        while self._pinned():
+            self.state.state = "held"
+            await asyncio.sleep(_PINNED_POLL_S)
 
     async def _once(self) -> int:
         self._process = await start_child(
@@ -105,6 +94,17 @@ class LearnerChild:
         )
         self.state.state = "running"
         return await self._process.wait()
+
+    def _ended(self, code: int | Exception, failures: int) -> bool:
+        assert isinstance(code, int)
+        self.state.last_exit = code
+        if code == 0:
+            self.state.state, self.state.detail = "finished", ""
+            return False
+        self.state.detail = log_tail(self._output, 500)
+        log.warning("the learner ended with code %d, %d in a row; see %s", code, failures, self._output)
+        self.state.state = "waiting" if failures <= self._restarts else "failed"
+        return failures <= self._restarts
 
     async def stop(self) -> None:
         """SIGTERM (it finishes its step), after a while SIGKILL."""

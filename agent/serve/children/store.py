@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 import sys
 from asyncio.subprocess import Process
 
-from agent.child_processes import announced_port, start_child, stop_child
+from agent.child_processes import start_service, stop_child
 from agent.doors.door import KEY_VARIABLE
+from agent.serve.children.keeping import keep_running
 from agent.serve.config import ServeError, ServeRecipe
 
 log = logging.getLogger(__name__)
@@ -33,22 +33,17 @@ async def _start_store(recipe: ServeRecipe, key: str, port: int = 0) -> tuple[Pr
         "drop_truncated": recipe.learner.truncation == "drop",
         **recipe.store.model_dump(exclude={"url"}),
     }
-    port_file, log = folder / "store.port", folder / "store.log"
-    port_file.unlink(missing_ok=True)
+    log = folder / "store.log"
     words = [f"{key}={json.dumps(value)}" for key, value in keys.items() if value is not None]
-    process = await start_child(
+    process, number = await start_service(
         *(sys.executable, "-m", "agent.store", "--path", str(folder / "episodes.sqlite"), "--exit-with-parent"),
-        *("--port-file", str(port_file), "--port", str(port), *words),
+        *("--port", str(port), *words),
+        name="the episode store",
         log=log,
         env={**os.environ, "OMP_NUM_THREADS": "1", KEY_VARIABLE: key},
+        limit_s=_START_S,
+        fault=ServeError,
     )
-    try:
-        number = await announced_port(
-            process, port_file, name="the episode store", log=log, limit_s=_START_S, fault=ServeError
-        )
-    except BaseException:
-        await stop_child(process, grace_s=0)
-        raise
     return process, f"http://127.0.0.1:{number}"
 
 
@@ -68,18 +63,21 @@ class StoreChild:
 
     async def keep(self) -> None:
         """Start it again whenever it ends; never returns."""
-        while True:
+
+        async def run() -> int:
             assert self._process is not None
-            code = await self._process.wait()
-            log.error("the episode store ended with code %d; feedback waits in the journal", code)
-            wait_s = _FIRST_WAIT_S
-            while self._process.returncode is not None:
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-                try:
-                    await self.start()
-                except ServeError as error:
-                    log.error("the episode store does not start: %s", error)
+            if self._process.returncode is not None:
+                await self.start()
+            return await self._process.wait()
+
+        def ended(how: int | Exception, failures: int) -> bool:
+            if isinstance(how, int):
+                log.error("the episode store ended with code %d; feedback waits in the journal", how)
+            else:
+                log.error("the episode store does not start: %s", how)
+            return True
+
+        await keep_running(run, ended, first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S, faults=(ServeError,))
 
     async def close(self) -> None:
         """End it."""

@@ -18,6 +18,7 @@ from aiohttp import web
 from agent.doors.door import bearer
 from agent.doors.guard import guard
 from agent.engines.base import EngineFault, EngineRefused
+from agent.serve.versions.following import SERVED_PATH
 from agent.serve.versions.publishing import Versions
 from agent.wire.errors import ApiError, json_response
 
@@ -39,6 +40,14 @@ class _Finish(msgspec.Struct):
     weight_version: str
 
 
+class _Adapter(msgspec.Struct):
+    lora_path: str
+
+
+class _Label(msgspec.Struct):
+    new_version: str
+
+
 class EngineProxy:
     """An aiohttp application that looks like `engine_url`'s engine, behind the same `key`."""
 
@@ -55,8 +64,14 @@ class EngineProxy:
         app.add_routes([web.get(path, self._pass) for path in _PASSED_GET])
         app.add_routes([web.post(path, self._taken_here) for path in _TAKEN_HERE])
         app.add_routes(
-            [web.post("/update_weights", self._update), web.post("/finish_weight_update", self._finish)],
+            [
+                web.post("/update_weights", self._update),
+                web.post("/finish_weight_update", self._finish),
+                web.post("/v1/load_lora_adapter", self._update_adapter),
+                web.post("/update_weight_version", self._finish_adapter),
+            ]
         )
+        app.add_routes([web.get(SERVED_PATH, self._served)])
         app.on_cleanup.append(self._close)
         return app
 
@@ -85,22 +100,37 @@ class EngineProxy:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineFault(f"the engine behind the server does not answer: {error!r}") from error
 
+    async def _served(self, _: web.Request) -> web.Response:
+        number, path = self._versions.served_now()
+        return json_response({"version": number, "path": path})
+
     async def _taken_here(self, request: web.Request) -> web.Response:
         await request.read()
         return json_response({"status": "the server does this itself"})
 
     async def _update(self, request: web.Request) -> web.Response:
-        path = Path(msgspec.json.decode(await request.read(), type=_Update).update_info.path)
+        info = msgspec.json.decode(await request.read(), type=_Update).update_info
+        return await self._stage(Path(info.path))
+
+    async def _finish(self, request: web.Request) -> web.Response:
+        return await self._publish(msgspec.json.decode(await request.read(), type=_Finish).weight_version)
+
+    async def _update_adapter(self, request: web.Request) -> web.Response:
+        return await self._stage(Path(msgspec.json.decode(await request.read(), type=_Adapter).lora_path))
+
+    async def _finish_adapter(self, request: web.Request) -> web.Response:
+        return await self._publish(msgspec.json.decode(await request.read(), type=_Label).new_version)
+
+    async def _stage(self, path: Path) -> web.Response:
         if not await asyncio.to_thread(path.is_dir):
             raise ApiError(400, f"no snapshot at {path}: it must be a folder that the server can read")
         self._staged = path
         return json_response({"message": "Weights noted"})
 
-    async def _finish(self, request: web.Request) -> web.Response:
-        label = msgspec.json.decode(await request.read(), type=_Finish).weight_version
+    async def _publish(self, label: str) -> web.Response:
         staged, self._staged = self._staged, None
         if staged is None or not label.isdecimal():
-            raise ApiError(400, "call /update_weights first, and give a whole number as weight_version")
+            raise ApiError(400, "call /update_weights (or /v1/load_lora_adapter) first, and give a whole number")
         return json_response({"message": await self._versions.publish(int(label), staged)})
 
 

@@ -55,6 +55,8 @@ class Versions:
         self._rows: list[Version] = []
         self.pinned = False
         self.engine: Engine | None = None
+        self.owner = ""
+        """Of a replica: the server whose versions these are. Nothing is pinned or taken back here then."""
 
     @property
     def served(self) -> int:
@@ -82,6 +84,10 @@ class Versions:
             current = Version(self.newest + 1, str(model), "start", None, self._journal.clock(), "served")
         await self._put(msgspec.structs.replace(current, status="served"))
         return current
+
+    async def are_known(self) -> bool:
+        """Whether the table has any, before `load`."""
+        return bool(await self._thread.run(self._table.rows))
 
     def weights(self) -> tuple[Path, int]:
         """The folder and the number of the served version."""
@@ -143,6 +149,7 @@ class Versions:
 
     async def pin(self) -> None:
         """Hold publications from now on."""
+        self._check_own()
         await self._to_its_end(self._hold())
 
     async def _hold(self) -> None:
@@ -152,6 +159,7 @@ class Versions:
 
     async def unpin(self) -> None:
         """Serve the newest publication that was held, if it is newer than what is served, and then every one."""
+        self._check_own()
         await self._to_its_end(self._unpin())
 
     async def _unpin(self) -> None:
@@ -167,6 +175,7 @@ class Versions:
 
         Raises `ApiError` 404 if there are no such weights (any more).
         """
+        self._check_own()
         return await self._to_its_end(self._rollback(number))
 
     async def _rollback(self, number: int) -> int:
@@ -200,6 +209,21 @@ class Versions:
                 for v in self._rows
             ],
         }
+
+    def _check_own(self) -> None:
+        if self.owner:
+            raise ApiError(
+                409, f"this server is a replica: change versions at their owner's, {self.owner}", code="replica"
+            )
+
+    def served_now(self) -> tuple[int, str]:
+        """The number and the folder of the served version."""
+        path, number = self.weights()
+        return number, os.path.abspath(path)
+
+    async def adopt(self, number: int, path: Path) -> Path:
+        """A folder of our own with the weights in `path`, which another server serves as `number` and may remove."""
+        return await asyncio.to_thread(_linked_copy, path, self._folder / f"v{number}")
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` to its end though its caller goes: else engine and table would not say the same."""

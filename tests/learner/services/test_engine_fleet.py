@@ -258,7 +258,7 @@ async def test_vllm_returns_the_experts_that_the_learner_asks_for(
     async def launch(model: Path, **options: Any) -> None:
         asked.append(options)
 
-    monkeypatch.setattr("learner.services.engine_launchers.launch_vllm", launch)
+    monkeypatch.setattr("agent.engines.launching.launch_vllm", launch)
     recipe = micro_recipe(tmp_path, engine={"launch": "vllm"}, learner={"routing": routing})
     await launcher(recipe, 0, tmp_path / "log", "")(tmp_path, 0, 0)
     assert asked[0]["returns_experts"] is returned
