@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from agent.child_processes import announced_port, log_tail, start_child, stop_child
+from agent.serve.api.limits import KEYS_VARIABLE
 
 _START_S = 300.0
 _STOP_S = 60.0
@@ -61,6 +62,7 @@ async def learning_server(
     process = await start_child(
         *(sys.executable, "-m", "agent.serve", str(recipe), "--learn", "--port-file", str(port_file), *overrides),
         *(f"runs_dir={runs}", f"name={name}", "serve.host=127.0.0.1", "serve.port=0", "serve.model_name=policy"),
+        "serve.keys_file=null",  # the users show the key that the server makes
         log=log,
         env=_environment(),
         when_parent_dies=_WHEN_PARENT_DIES,
@@ -83,4 +85,5 @@ def clear(runs: Path, name: str, keep: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    inherited = {name: value for name, value in os.environ.items() if name != KEYS_VARIABLE}
+    return {**inherited, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from aiohttp import web
 
-from agent.doors.door import is_loopback
 from agent.serve.config import ServeConfig, ServeError
 from agent.wire.errors import ApiError
 
@@ -20,14 +19,14 @@ _MOST_BUCKETS = 10_000
 
 
 class Keys:
-    """Names by bearer key. Without any key everybody is `anonymous`, and may do everything."""
+    """Names by bearer key. Without any key (`serve.doors.open`) everybody is `anonymous`, and may do everything."""
 
     def __init__(self, keys: dict[str, str]) -> None:
         self._keys = keys
 
     @classmethod
     def read(cls, config: ServeConfig) -> Keys:
-        """The keys of `config.keys_file` and of $SAO_SERVE_KEYS; raises `ServeError` where a key is needed."""
+        """The keys of `config.keys_file` and of $SAO_SERVE_KEYS. Raises `ServeError`."""
         words = os.environ.get(KEYS_VARIABLE, "").split(",")
         if config.keys_file is not None:
             try:
@@ -42,12 +41,11 @@ class Keys:
             if not colon or not name or len(key) < 8:
                 raise ServeError("bearer keys are written name:key, and a key has at least 8 characters")
             keys[key] = name
-        if not keys and not is_loopback(config.host):
-            raise ServeError(
-                f"serve.host {config.host}: beyond the loopback interface keys are needed; set serve.keys_file "
-                f"or ${KEYS_VARIABLE} (name:key)"
-            )
         return cls(keys)
+
+    def __bool__(self) -> bool:
+        """Whether a key is needed."""
+        return bool(self._keys)
 
     def caller(self, request: web.Request) -> str:
         """The name behind the request's bearer key; raises `ApiError` 401."""
