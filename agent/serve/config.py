@@ -33,8 +33,8 @@ class ServeConfig(BaseModel):
     model_name: str | None = None
     """What clients ask for; None: the name of the run."""
     keys_file: Path | None = None
-    """Bearer keys, one `name:key` a line; also read from $SAO_SERVE_KEYS, comma-separated. None at all: the server makes
-    one at its first start, `runs/<name>/serve/key`. Names that begin with `admin` may change versions."""
+    """Bearer keys, one `name:key` a line; also read from $SAO_SERVE_KEYS, comma-separated. None at all: the server
+    makes one at its first start, `runs/<name>/serve/key`. Names that begin with `admin` may change versions."""
     doors: DoorsConfig = DoorsConfig()
     max_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of one response; None: `runtime.max_tokens_per_turn`."""

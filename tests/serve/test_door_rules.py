@@ -27,7 +27,16 @@ def test_our_own_names_are_ours(host: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000", "0.0.0.0:8000", "", "[::1", "a b", "x@localhost"],
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example:80",
+        "0.0.0.0:80",
+        "",
+        "[::1",
+        "a b",
+        "x@localhost",
+    ],
 )
 def test_a_name_that_points_at_us_is_not_ours(host: str) -> None:
     assert not rules.host_is_ours(host, bound="0.0.0.0", arrived_at=BOUND, named=[])
@@ -107,7 +116,7 @@ def test_json_is_json(kind: str) -> None:
     assert rules.is_json(kind)
 
 
-@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "text/json"])
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
 def test_what_a_form_may_send_is_no_json(kind: str) -> None:
     assert not rules.is_json(kind)
 
@@ -130,7 +139,7 @@ def test_a_key_that_cannot_be_meant_so_is_refused_by_its_name(tmp_path: Any, doo
 
 
 def test_a_server_without_keys_is_for_this_machine_alone() -> None:
-    with pytest.raises(ValueError, match="doors.open"):
+    with pytest.raises(ValueError, match=r"doors\.open"):
         ServeConfig(host="0.0.0.0", doors=DoorsConfig(open=True))
 
 
@@ -233,7 +242,7 @@ def test_the_same_message_fills_no_log_and_is_counted() -> None:
         logger.warning("socket %d is slow", 1)
         assert len(seen) == 8
         for i in range(5000):  # texts that differ each time
-            logger.warning(f"{i} is slow")  # noqa: G004
+            logger.warning(f"{i} is slow")
         assert len(seen) < 8 + 6 + 500 * 5
     finally:
         for one in loggers:

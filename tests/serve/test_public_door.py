@@ -1,4 +1,4 @@
-"""What any web page, any other user and any socket may do to a server that was started with no settings at all: nothing."""
+"""What any web page, any other user and any socket may do to a server that has made its own key: nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def engine(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="module")
-def guarded(models: tuple[Path, Path], engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def guarded(
+    models: tuple[Path, Path], engine: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """A server whose key is the one that it has made."""
     doors = {
         **{"cors_origins": [LISTED], "hosts": ["chat.example.org"], "trusted_proxies": [PROXY]},

@@ -1,1 +1,1 @@
-"""Who may come in by the public port, from where, how many at once and how slowly; and what is kept from other users."""
+"""Who may come in by the public port, from where, how many at once and how slowly; and what others may not read."""

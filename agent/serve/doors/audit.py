@@ -32,8 +32,9 @@ def is_audited(method: str, path: str) -> bool:
 class Audit:
     """Appends to the file `path`, which only this user may read. A line:
 
-    {"at": "2026-12-01T12:00:00+00:00", "key": "admin-eve", "address": "10.0.0.7", "action": "POST /v1/versions/rollback",
-     "arguments": {"version": 3}, "status": 200, "outcome": "done", "seconds": 0.4}
+    {"at": "2026-12-01T12:00:00.000+00:00", "key": "admin-eve", "address": "10.0.0.7",
+     "action": "POST /v1/versions/rollback", "arguments": {"version": 3}, "status": 200,
+     "outcome": "done", "seconds": 0.4}
 
     `status` 0: the caller went away before it was answered. No key is ever in it.
     """

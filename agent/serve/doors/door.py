@@ -26,9 +26,9 @@ class PublicDoor:
         app = web.Application(middlewares=[errors_as_json, door.check])
         app.on_response_prepare.append(door.mark)
 
-    Refusals, in this order: 421 for a Host that is not ours, 403 for a page of another origin, 415 for a body that is not
-    JSON, 429 for an address that has tried many keys, 401 without a key. `caller` gives the name behind a request's key,
-    or raises `ApiError`.
+    Refusals, in this order: 421 for a Host that is not ours, 403 for a page of another origin, 415 for a body that is
+    not JSON, 429 for an address that has tried many keys, 401 without a key. `caller` gives the name behind a request's
+    key, or raises `ApiError`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PublicDoor:
             headers[hdrs.VARY] = ", ".join(filter(None, (headers.get(hdrs.VARY), "Origin")))
 
     def _from_client(self, request: web.Request) -> tuple[web.Request, str, str]:
-        """The request as its client has sent it, the client's scheme ("": unknown) and the host that it has asked for."""
+        """The request as its client has sent it, the client's scheme ("": unknown) and the host that it asks for."""
         peer, headers = request.remote or "", request.headers
         host = headers.get(hdrs.HOST, "")
         if not rules.is_within(peer, self._proxies):

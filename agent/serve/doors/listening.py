@@ -60,8 +60,8 @@ def bounds_of(config: DoorsConfig, *, generations: int, write_s: float) -> Bound
     room = max(room // 2, room - generations)  # a client that is answered holds one for the engine, too
     if config.connections is not None and config.connections > room:
         raise TooFewDescriptors(
-            f"serve.doors.connections is {config.connections}, and the system's limit of open files leaves {room}: raise "
-            "it (`ulimit -Hn` as root, or LimitNOFILE= of the service), or lower the key"
+            f"serve.doors.connections is {config.connections}, and the system's limit of open files leaves {room}: "
+            "raise it (`ulimit -Hn` as root, or LimitNOFILE= of the service), or lower the key"
         )
     return Bounds(
         connections=config.connections or min(room, _MOST),

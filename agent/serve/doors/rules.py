@@ -2,7 +2,8 @@
 
 Decisions only. What they guard against:
 
-- *A page that has its own name point at 127.0.0.1* (DNS rebinding) is of our origin to the browser. Its Host gives it away.
+- *A page that has its own name point at 127.0.0.1* (DNS rebinding) is of our origin to the
+  browser. Its Host gives it away.
 - *Any other page* can have a browser send us requests, and with a text/plain body even without asking first. Its Origin
   gives it away, and where a browser sends none, `Sec-Fetch-Site`.
 """
@@ -25,7 +26,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def split_host(host: str) -> tuple[str, int | None] | None:
-    """(name, port) of a Host header; the name in lower case, an IPv6 address without brackets. None: it is malformed."""
+    """(name, port) of a Host header: in lower case, an IPv6 address without brackets. None: it is malformed."""
     found = _HOST.fullmatch(host)
     if found is None:
         return None
@@ -51,14 +52,14 @@ def origin_of(origin: str) -> tuple[str, str, int] | None:
 
 
 def host_is_ours(host: str, *, bound: str, arrived_at: str, named: Iterable[str]) -> bool:
-    """Whether `host` (the header) names this server: it listens on `bound`, and the call came to address `arrived_at`."""
+    """Whether `host` (the header) names this server, which listens on `bound` and was called at `arrived_at`."""
     split = split_host(host)
     ours = {*_ALWAYS, arrived_at.lower(), bound.lower().strip("[]"), *(name.lower().strip("[]") for name in named)}
     return split is not None and split[0] in ours - {"", "0.0.0.0", "::"}
 
 
 def is_foreign(headers: Mapping[str, str], method: str, host: str, scheme: str = "") -> bool:
-    """Whether a page of another origin than `host`'s sends this. `scheme`: the one that clients use, if that is known."""
+    """Whether a page of another origin than `host`'s sends this. `scheme`: the one that clients use, if known."""
     if (origin := headers.get("Origin")) is not None:
         theirs, ours = origin_of(origin), split_host(host)
         if theirs is None or ours is None or (scheme and scheme != theirs[0]):
