@@ -88,13 +88,13 @@ class Server:
         keys, metrics = Keys.read(config), Metrics()
         bounds = bounds_of(config.doors, generations=config.max_concurrent, write_s=2 * config.write_s)
         await asyncio.to_thread(tighten, recipe.run_dir, recipe.folder)
-        if not keys and not config.doors.open:
-            self.own_key = await asyncio.to_thread(own_key, recipe.folder)
-            keys = Keys({self.own_key.key: OWN_KEY_NAME})
         self._key = await asyncio.to_thread(run_key, recipe.run_dir, recipe.key_file)
         model = recipe.model_folder(str(source))
         renderer = await asyncio.to_thread(recipe.runtime.chat.load, model)
         recipe.folder.mkdir(parents=True, exist_ok=True)
+        if not keys and not config.doors.open:
+            self.own_key = await asyncio.to_thread(own_key, recipe.folder)
+            keys = Keys({self.own_key.key: OWN_KEY_NAME})
         journal = await asyncio.to_thread(Journal, recipe.folder / "journal.sqlite", max_bytes=config.max_journal_bytes)
         thread = DatabaseThread(journal)
         stack.push_async_callback(asyncio.to_thread, thread.close)

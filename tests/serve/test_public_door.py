@@ -15,6 +15,8 @@ import aiohttp
 import openai
 import psutil
 import pytest
+from browser_tools import chromium
+from playwright.async_api import expect
 from serve_tools import NAME, Client, ServerProcess, client, engine_process, serving, write_recipe
 
 pytestmark = [pytest.mark.xdist_group("serve-door"), pytest.mark.timeout(240)]
@@ -194,6 +196,9 @@ async def test_behind_a_proxy_limits_count_the_client_and_a_forged_header_counts
         assert (await proxy.call("GET", "/v1/models", **right, **{"X-Forwarded-For": "203.0.113.2"}))[0] == 200
         secure = {"Host": "chat.example.org", "X-Forwarded-Proto": "https", **right}
         assert (await proxy.call("GET", "/v1/models", **secure, Origin="https://chat.example.org"))[0] == 200
+        body = {"model": NAME, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True}
+        status, text = await proxy.call("POST", "/v1/chat/completions", body, **secure)
+        assert (status, text[-16:]) == (200, "data: [DONE]\n\n"), "a request whose client was put in has its body still"
         inner = {**right, "Host": "upstream", "X-Forwarded-Host": "chat.example.org"}
         assert (await proxy.call("GET", "/v1/models", **inner))[0] == 200
     async with coming_from("127.0.0.4", guarded.url) as other:
@@ -323,3 +328,18 @@ async def test_a_request_without_a_host_or_with_two_is_refused(guarded: ServerPr
     assert await answer_of(guarded.url, b"GET /metrics HTTP/1.0\r\n\r\n") == 421
     two = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
     assert await answer_of(guarded.url, two) in (400, 421)
+
+
+@pytest.mark.browser
+async def test_the_printed_link_opens_the_page_and_leaves_no_key_in_the_address(guarded: ServerProcess) -> None:
+    link = guarded.said.partition("\npage:  ")[2].partition("\n")[0]
+    asked: list[str] = []
+    async with chromium() as browser, await browser.new_context() as profile:
+        page = await profile.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        await page.goto(link)
+        await expect(page.locator("#state")).to_have_text("live", timeout=30_000)
+        assert page.url == guarded.url + "/"
+        await page.reload()
+        await expect(page.locator("#state")).to_have_text("live", timeout=30_000)
+    assert not any(made_key(guarded) in url.partition("#")[0] for url in asked)

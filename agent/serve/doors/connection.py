@@ -27,12 +27,13 @@ class Connection(asyncio.Protocol):
         self._header_s, self._write_s = header_s, write_s
         self._transport: asyncio.Transport | None = None
         self._tail = b""
-        self._in_header = True
+        self._in_header, self._dropped = True, False
         self._timer: asyncio.TimerHandle | None = None
         self._unread = 0
 
     def drop(self) -> None:
         """Close at once; what was not sent is lost."""
+        self._dropped = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -41,6 +42,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._wait(self._header_s, self._too_slow)
         self._inner.connection_made(transport)
+        if self._dropped:  # before it had begun
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """The client has sent something."""
