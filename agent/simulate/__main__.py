@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         "--recipe", type=Path, default=Path(str(default)), help="with a URL: whose users, schedule and batch"
     )
     key = (
-        "with a URL: file with the key to show (default: $SAO_SERVE_KEY, or what the server of --recipe has made here)"
+        "with a URL: file with the key to show (default: $SAO_API_KEY, or what the server of --recipe has made here)"
     )
     parser.add_argument("--key-file", type=Path, help=key)
     parser.add_argument(

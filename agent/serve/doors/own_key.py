@@ -12,7 +12,7 @@ from agent.doors.keys import KEY_FILE, kept_key, made_key
 
 OWN_KEY_NAME = "admin"
 """The caller that shows the made key. It may do everything, as whoever can read the file could anyway."""
-CLIENT_VARIABLE = "SAO_SERVE_KEY"
+CLIENT_VARIABLE = "SAO_API_KEY"
 """Where clients of ours take the key from that they show to a server."""
 
 
@@ -37,7 +37,7 @@ def own_key(folder: Path) -> OwnKey:
 
 
 def client_key(folder: Path | None = None, file: Path | None = None) -> str:
-    """The key to show to a server: that in `file`, in $SAO_SERVE_KEY, or the one that a server with `folder` has made.
+    """The key to show to a server: that in `file`, in $SAO_API_KEY, or the one that a server with `folder` has made.
 
     "" where there is none of them. Raises `DoorFault`.
     """
