@@ -53,9 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--recipe", type=Path, default=Path(str(default)), help="with a URL: whose users, schedule and batch"
     )
-    key = (
-        "with a URL: file with the key to show (default: $SAO_API_KEY, or what the server of --recipe has made here)"
-    )
+    key = "with a URL: file with the key to show (default: $SAO_API_KEY, or what the server of --recipe has made here)"
     parser.add_argument("--key-file", type=Path, help=key)
     parser.add_argument(
         "--methods", default="sao,sao_running_mean", help="algorithms to compare (default: %(default)s)"
