@@ -102,7 +102,7 @@ class PublicDoor:
         return bool(origin) and (parsed := rules.origin_of(origin)) is not None and parsed in self._origins
 
     def _preflight(self, request: web.Request) -> web.Response:
-        headers = {
+        headers: dict[str, str] = {
             hdrs.ACCESS_CONTROL_ALLOW_METHODS: _METHODS,
             hdrs.ACCESS_CONTROL_ALLOW_HEADERS: request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "") or "*",
             hdrs.ACCESS_CONTROL_MAX_AGE: _PREFLIGHT_S,

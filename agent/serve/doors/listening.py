@@ -76,7 +76,7 @@ def bounds_of(config: DoorsConfig, *, generations: int, write_s: float) -> Bound
 class Listener:
     """Accepts the connections of `sockets` for `server`, within `bounds`; `visitors` has the counts."""
 
-    def __init__(self, server: web.Server[web.Request], sockets: Sequence[socket.socket], bounds: Bounds) -> None:
+    def __init__(self, server: web.Server, sockets: Sequence[socket.socket], bounds: Bounds) -> None:
         exempt = networks(bounds.exempt)
         self.visitors: Visitors[Connection] = Visitors(
             bounds.connections, bounds.each, lambda address: is_within(address, exempt)
