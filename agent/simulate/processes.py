@@ -62,7 +62,7 @@ async def learning_server(
     process = await start_child(
         *(sys.executable, "-m", "agent.serve", str(recipe), "--learn", "--port-file", str(port_file), *overrides),
         *(f"runs_dir={runs}", f"name={name}", "serve.host=127.0.0.1", "serve.port=0", "serve.model_name=policy"),
-        "serve.keys_file=null",  # the users show the key that the server makes
+        *("serve.keys_file=null", "serve.doors.open=false"),  # the users show the key that the server makes
         log=log,
         env=_environment(),
         when_parent_dies=_WHEN_PARENT_DIES,
