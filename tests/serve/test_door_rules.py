@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.serve.api.limits import Keys
 from agent.serve.config import ServeConfig, ServeError, load_recipe
 from agent.serve.doors import rules
+from agent.serve.doors.audit import Audit
+from agent.serve.doors.door import PublicDoor
 from agent.serve.doors.quiet_log import Throttle
 from agent.serve.doors.settings import DoorsConfig
 from agent.serve.doors.visitors import Visitors
 from agent.serve.doors.wrong_keys import WrongKeys
-from agent.wire.errors import ApiError
+from agent.wire.errors import ApiError, errors_as_json
 
 BOUND = "127.0.0.1"
 
@@ -247,3 +253,28 @@ def test_the_same_message_fills_no_log_and_is_counted() -> None:
     finally:
         for one in loggers:
             one.removeHandler(handler)
+
+
+async def test_an_action_that_is_refused_is_written_down_with_who_wanted_it(tmp_path: Any) -> None:
+    keys = Keys({"ann-secret-1": "ann"})
+    audit = Audit(tmp_path / "audit.jsonl")
+    door = PublicDoor(DoorsConfig(), BOUND, caller=keys.caller, audit=audit)
+
+    async def act(request: web.Request) -> web.Response:
+        keys.check_admin(request)
+        raise AssertionError("nobody gets here")
+
+    async def plain(_: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application(middlewares=[errors_as_json, door.check])
+    app.add_routes([web.post("/act", act), web.get("/act", act), web.post("/plain", plain)])
+    async with TestClient(TestServer(app), headers={"Authorization": "Bearer ann-secret-1"}) as client:
+        assert (await client.post("/act?why=fun", json={"version": 1})).status == 403
+        assert (await client.post("/act", json={}, headers={"Authorization": "Bearer other"})).status == 401
+        assert (await client.get("/act")).status == 403
+        assert (await client.post("/plain", json={})).status == 200
+    [line] = [json.loads(text) for text in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert (line["key"], line["action"], line["status"]) == ("ann", "POST /act", 403)
+    assert line["arguments"] == {"why": "fun", "version": 1}
+    assert "admin" in line["outcome"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from aiohttp import web
 
 from agent.serve.config import ServeConfig, ServeError
+from agent.serve.doors.audit import mark_admin_action
 from agent.wire.errors import ApiError
 
 KEYS_VARIABLE = "SAO_SERVE_KEYS"
@@ -60,6 +61,7 @@ class Keys:
 
     def check_admin(self, request: web.Request) -> str:
         """The caller's name, if it may change versions; raises `ApiError` 401 or 403."""
+        mark_admin_action(request)
         name = self.caller(request)
         if self._keys and not name.startswith("admin"):
             raise ApiError(403, "this key may not change versions: use one whose name begins with `admin`")

@@ -1,8 +1,9 @@
-"""Who changed what: every action on versions, and every deletion, as a line of `runs/<name>/serve/audit.jsonl`."""
+"""Who changed what: every administrator's action, and every deletion, as a line of `runs/<name>/serve/audit.jsonl`."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import logging
 import os
@@ -20,21 +21,27 @@ from agent.wire.errors import as_api_error
 log = logging.getLogger(__name__)
 
 FILE = "audit.jsonl"
-_FOLDERS = ("/v1/versions/", "/v1/admin/")
 _LONGEST = 1000
+_BODY_S = 1.0
+_ADMIN = web.RequestKey("admin_action", bool)
 
 
-def is_audited(method: str, path: str) -> bool:
-    """Whether a call changes something for others than its caller, or deletes."""
-    return method == "DELETE" or (method not in ("GET", "HEAD", "OPTIONS") and path.startswith(_FOLDERS))
+def mark_admin_action(request: web.Request) -> None:
+    """Have `request` written down: it asks for what only an administrator may do."""
+    request[_ADMIN] = True
+
+
+def is_audited(request: web.Request) -> bool:
+    """Whether a request deletes, or changes what only an administrator may change. What only reads is not kept."""
+    return request.method == "DELETE" or (request.method not in ("GET", "HEAD", "OPTIONS") and _ADMIN in request)
 
 
 class Audit:
     """Appends to the file `path`, which only this user may read. A line:
 
     {"at": "2026-12-01T12:00:00.000+00:00", "key": "admin-eve", "address": "10.0.0.7",
-     "action": "POST /v1/versions/rollback", "arguments": {"version": 3}, "status": 200,
-     "outcome": "done", "seconds": 0.4}
+     "action": "POST /v1/versions/rollback", "status": 200, "outcome": "done", "seconds": 0.4,
+     "arguments": {"version": 3}}
 
     `status` 0: the caller went away before it was answered. No key is ever in it.
     """
@@ -45,14 +52,13 @@ class Audit:
     async def kept(
         self, request: web.Request, caller: str, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """The answer of `handler`; what became of it is written down before it is sent."""
+        """The answer of `handler`; if it is to be audited, what became of it is written down before it is sent."""
         began, resource = time.monotonic(), request.match_info.route.resource
         line: dict[str, Any] = {
             "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
             "key": caller,
             "address": request.remote,
             "action": f"{request.method} {request.path if resource is None else resource.canonical}",
-            "arguments": {**request.match_info, **request.query, **_arguments(await body_of(request))},
             "status": 0,
             "outcome": "the caller went away",
         }
@@ -69,9 +75,17 @@ class Audit:
             line |= {"status": status, "outcome": outcome[:_LONGEST]}
             raise
         finally:
-            line["seconds"] = round(time.monotonic() - began, 3)
-            # Not given up half-way, when the caller has gone.
-            await asyncio.shield(asyncio.to_thread(self._write, line))
+            if is_audited(request):
+                line["seconds"] = round(time.monotonic() - began, 3)
+                # Not given up half-way, when the caller has gone.
+                await asyncio.shield(asyncio.ensure_future(self._keep(request, line)))
+
+    async def _keep(self, request: web.Request, line: dict[str, Any]) -> None:
+        body = b""
+        with contextlib.suppress(Exception):  # one that nobody wanted to read, or that broke off
+            body = await body_of(request, within_s=_BODY_S)
+        line["arguments"] = {**request.match_info, **request.query, **_arguments(body)}
+        await asyncio.to_thread(self._write, line)
 
     def _write(self, line: dict[str, Any]) -> None:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from aiohttp import hdrs, web
 
 from agent.serve.doors import rules
-from agent.serve.doors.audit import Audit, is_audited
+from agent.serve.doors.audit import Audit
 from agent.serve.doors.settings import DoorsConfig
 from agent.serve.doors.wrong_keys import WrongKeys
 from agent.wire.errors import ApiError
@@ -61,7 +61,7 @@ class PublicDoor:
                 415, f"a body must be JSON: send `Content-Type: application/json`, not {kind[:80]!r}", code="not_json"
             )
         caller = "" if rules.is_open(request.path) else self._checked_key(request)
-        if self._audit is not None and is_audited(request.method, request.path):
+        if self._audit is not None:
             return await self._audit.kept(request, caller, handler)
         return await handler(request)
 
