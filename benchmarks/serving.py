@@ -27,8 +27,13 @@ RECIPE = Path("recipes/style_shift_tiny.yaml")
 _START_S = 300.0
 _STOP_S = 90.0
 _POLL_S = 0.05
-# All clients come from one address: the default rates are meant for one user of many.
-NO_RATES = ("serve.requests_per_minute=1000000", "serve.feedback_per_minute=1000000", "serve.burst=100000")
+# All clients come from one address, without a key: the default rates are meant for one user of many.
+NO_RATES = (
+    "serve.requests_per_minute=1000000",
+    "serve.feedback_per_minute=1000000",
+    "serve.burst=100000",
+    "serve.doors.open=true",
+)
 
 
 @dataclass

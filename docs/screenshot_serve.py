@@ -1,6 +1,6 @@
 """Use the page of a running server in Chromium as a reader would, and keep a picture of it.
 
-python docs/screenshot_serve.py docs/serve_page.png --url http://127.0.0.1:8000
+python docs/screenshot_serve.py docs/serve_page.png --url 'http://127.0.0.1:8000/#key=...'
 
 For charts that show something, let simulated users in first: `python -m agent.simulate http://127.0.0.1:8000`.
 """
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         description=description, epilog=example, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, metavar="OUT.png")
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the link that the server prints, with its key")
     parser.add_argument("--say", action="append", default=[], metavar="TEXT=VERDICT", help="e.g. 'Hello=Good'")
     parser.add_argument("--size", default="1360x850", help="of the window (default: %(default)s)")
     parser.add_argument("--dark", action="store_true")

@@ -16,7 +16,7 @@ KEY_FILE = "key"
 def given_key(file: Path | None = None) -> str:
     """The key in `file`, or that of $SAO_KEY; "" where neither is given. Raises `DoorFault`."""
     if file is not None:
-        return _read(file)
+        return kept_key(file)
     value = os.environ.get(KEY_VARIABLE, "")
     return checked_key(value, KEY_VARIABLE) if value.strip() else ""
 
@@ -24,16 +24,20 @@ def given_key(file: Path | None = None) -> str:
 def found_key(folder: Path, file: Path | None = None) -> str:
     """The key that is given, or the one that the run in `folder` has made for itself; "" where there is none."""
     own = folder / KEY_FILE
-    return given_key(file) or (_read(own) if own.exists() else "")
+    return given_key(file) or (kept_key(own) if own.exists() else "")
 
 
 def run_key(folder: Path, file: Path | None = None) -> str:
     """As `found_key`; where there is none, one is made and kept in `folder`, readable by this user alone."""
-    key = found_key(folder, file)
-    if key:
-        return key
-    folder.mkdir(parents=True, exist_ok=True)
-    own, part = folder / KEY_FILE, folder / f".{KEY_FILE}.{os.getpid()}.{secrets.token_hex(4)}"
+    return found_key(folder, file) or made_key(folder / KEY_FILE)
+
+
+def made_key(own: Path) -> str:
+    """The key in the file `own`, which is made if it is not there, readable by this user alone. Raises `DoorFault`."""
+    if own.exists():
+        return kept_key(own)
+    own.parent.mkdir(parents=True, exist_ok=True)
+    part = own.with_name(f".{own.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "w", encoding="ascii") as writing:
@@ -42,10 +46,11 @@ def run_key(folder: Path, file: Path | None = None) -> str:
             os.link(part, own)
     finally:
         part.unlink()
-    return _read(own)
+    return kept_key(own)
 
 
-def _read(file: Path) -> str:
+def kept_key(file: Path) -> str:
+    """The key in `file`. Raises `DoorFault`."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

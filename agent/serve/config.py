@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from agent.chat.settings import ChatConfig
 from agent.configuration_errors import wrong_keys
+from agent.doors.door import is_loopback
+from agent.serve.doors.settings import DoorsConfig
 from envs.key_values import WrongWord, override
 
 
@@ -57,8 +59,9 @@ class ServeConfig(BaseModel):
     model_name: str | None = None
     """What clients ask for; None: the name of the run."""
     keys_file: Path | None = None
-    """Bearer keys, one `name:key` a line; also read from $SAO_SERVE_KEYS, comma-separated. None at all: no key is
-    needed, which is allowed on the loopback interface only. Names that begin with `admin` may change versions."""
+    """Bearer keys, one `name:key` a line; also read from $SAO_SERVE_KEYS, comma-separated. None at all: the server
+    makes one at its first start, `runs/<name>/serve/key`. Names that begin with `admin` may change versions."""
+    doors: DoorsConfig = DoorsConfig()
     max_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of one response; None: `runtime.max_tokens_per_turn`."""
     max_body_bytes: int = Field(default=1 << 20, ge=1024)
@@ -90,6 +93,12 @@ class ServeConfig(BaseModel):
     """Before the first restart; doubled each time, at most a minute."""
     learner_settled_s: float = Field(default=300.0, gt=0)
     """A learner that lived so long is not in a row of failures any more."""
+
+    @model_validator(mode="after")
+    def _open_for_this_machine_alone(self) -> ServeConfig:
+        if self.doors.open and not is_loopback(self.host):
+            raise ValueError(f"doors.open: only on the loopback interface, not with host {self.host}; leave it out")
+        return self
 
 
 class _Foreign(BaseModel):

@@ -29,6 +29,9 @@ from agent.serve.children.store import StoreChild
 from agent.serve.config import ServeError, ServeRecipe
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.journal import Journal
+from agent.serve.doors.listening import Bounds, Listener, bounds_of, listening
+from agent.serve.doors.own_key import OWN_KEY_NAME, OwnKey, own_key
+from agent.serve.doors.private_files import tighten
 from agent.serve.versions.engine_proxy import EngineProxy
 from agent.serve.versions.following import Follower
 from agent.serve.versions.publishing import Versions
@@ -63,6 +66,8 @@ class Server:
         self.learner: LearnerChild | None = None
         self._engine_child: EngineChild | None = None
         self._key = ""
+        self.own_key: OwnKey | None = None
+        """The key that people show, where the server has made it itself."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -85,10 +90,15 @@ class Server:
         if learn and config.replicas.owner is not None:
             raise ServeError("--learn: a replica has no learner; the owner (serve.replicas.owner) has it")
         keys, metrics = Keys.read(config), Metrics()
+        bounds = bounds_of(config.doors, generations=config.max_concurrent, write_s=2 * config.write_s)
+        await asyncio.to_thread(tighten, recipe.run_dir, recipe.folder)
         self._key = await asyncio.to_thread(run_key, recipe.run_dir, recipe.key_file)
         model = recipe.model_folder(str(source))
         renderer = await asyncio.to_thread(recipe.runtime.chat.load, model)
         recipe.folder.mkdir(parents=True, exist_ok=True)
+        if not keys and not config.doors.open:
+            self.own_key = await asyncio.to_thread(own_key, recipe.folder)
+            keys = Keys({self.own_key.key: OWN_KEY_NAME})
         journal = await asyncio.to_thread(Journal, recipe.folder / "journal.sqlite", max_bytes=config.max_journal_bytes)
         thread = DatabaseThread(journal)
         stack.push_async_callback(asyncio.to_thread, thread.close)
@@ -150,7 +160,9 @@ class Server:
         )
         api = PublicApi(parts)
         proxy = EngineProxy(versions, lambda: engine.url, timeout_s=config.generate_s, key=self._key)
-        self.engine_proxy_url = await _listen(stack, proxy.application(), config.replicas.host, config.replicas.port)
+        self.engine_proxy_url, _ = await _listen(
+            stack, proxy.application(), config.replicas.host, config.replicas.port, bounds
+        )
         await self._background(stack, delivery.run())
         await self._background(stack, self._watch(parts, api))
         if learn:
@@ -165,7 +177,9 @@ class Server:
                 key=self._key,
             )
             await self._background(stack, self.learner.run())
-        self.url = await _listen(stack, api.application(), config.host, config.port)
+        self.url, door = await _listen(stack, api.application(), config.host, config.port, bounds)
+        metrics.connections.set_function(lambda: door.visitors.inside)
+        metrics.connections_refused.set_function(lambda: door.visitors.refused + door.visitors.dropped)
 
     async def _open_store(self, stack: contextlib.AsyncExitStack) -> StoreClient:
         self.store_url = self.recipe.store.url or ""
@@ -274,14 +288,10 @@ def _tell(hub: EventHub, version: Version, pinned: bool) -> None:
     )
 
 
-async def _listen(stack: contextlib.AsyncExitStack, app: web.Application, host: str, port: int) -> str:
-    # A client that goes away cancels its handler, which ends its generation.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
+async def _listen(
+    stack: contextlib.AsyncExitStack, app: web.Application, host: str, port: int, bounds: Bounds
+) -> tuple[str, Listener]:
     try:
-        await web.TCPSite(runner, host, port, backlog=1024).start()
+        return await stack.enter_async_context(listening(app, host, port, bounds))
     except OSError as error:
         raise EngineFault(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port") from error
-    actual = runner.addresses[0][1]
-    return f"http://{f'[{host}]' if ':' in host else host}:{actual}"

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from importlib import resources
 from pathlib import Path
 
 import aiohttp
 
+from agent.doors.door import DoorFault
 from agent.serve.config import ServeError, load_recipe
+from agent.serve.doors.own_key import client_key
 from agent.simulate.audience import StyleAudience
 from agent.simulate.clock import Stalled
 from agent.simulate.compare import Comparison, Settings, Teller, audience_of, use_server
@@ -25,7 +26,17 @@ from agent.simulate.runs import write_csv
 from agent.simulate.users import UserFault
 from envs import EnvironmentFault
 
-EXPECTED = (ServeError, Stalled, ProcessFault, UserFault, EnvironmentFault, ValueError, OSError, aiohttp.ClientError)
+EXPECTED = (
+    ServeError,
+    DoorFault,
+    Stalled,
+    ProcessFault,
+    UserFault,
+    EnvironmentFault,
+    ValueError,
+    OSError,
+    aiohttp.ClientError,
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--recipe", type=Path, default=Path(str(default)), help="with a URL: whose environment's users, steps and batch"
     )
+    key = "with a URL: file with the key to show (default: $SAO_API_KEY, or what the server of --recipe has made here)"
+    parser.add_argument("--key-file", type=Path, help=key)
     parser.add_argument(
         "--methods", default="sao,sao_running_mean", help="algorithms to compare (default: %(default)s)"
     )
@@ -109,17 +122,17 @@ async def _compared(arguments: argparse.Namespace) -> str:
 
 async def _served(arguments: argparse.Namespace) -> str:
     audience = audience_of(arguments.recipe, arguments.overrides)
-    batch = load_recipe(arguments.recipe, arguments.overrides).learner.batch_size
+    recipe = load_recipe(arguments.recipe, arguments.overrides)
     seed = int(arguments.seeds.split(",")[0])
     interactions = await use_server(
         arguments.target.rstrip("/"),
         audience,
-        batch=batch,
+        batch=recipe.learner.batch_size,
         seed=seed,
         concurrency=arguments.users,
         ahead=arguments.ahead,
         patience_s=arguments.patience,
-        key=os.environ.get("SAO_API_KEY", ""),
+        key=client_key(recipe.folder, arguments.key_file),
         on_interaction=Teller("served", audience.steps, 1, _say),
     )
     arguments.out.mkdir(parents=True, exist_ok=True)

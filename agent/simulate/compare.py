@@ -14,6 +14,7 @@ import aiohttp
 import yaml
 
 from agent.serve.config import ServeRecipe, load_recipe
+from agent.serve.doors.own_key import own_key
 from agent.simulate.audience import Audience, EnvironmentAudience, StyleAudience
 from agent.simulate.clock import PolicyClock, Stalled
 from agent.simulate.processes import clear, cold_start, learning_server
@@ -239,6 +240,7 @@ class Comparison:
                     concurrency=settings.concurrency,
                     ahead=settings.ahead,
                     patience_s=settings.patience_s,
+                    key=own_key(settings.runs / run.name / "serve").key,
                     on_interaction=Teller(run.name, steps, runs_left, self._say),
                 )
             except* Stalled as group:

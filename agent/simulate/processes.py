@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from agent.child_processes import log_tail, start_child, start_service, stop_child
+from agent.serve.api.limits import KEYS_VARIABLE
 
 _START_S = 300.0
 _STOP_S = 60.0
@@ -60,6 +61,7 @@ async def learning_server(
     process, port = await start_service(
         *(sys.executable, "-m", "agent.serve", str(recipe), "--learn", *overrides),
         *(f"runs_dir={runs}", f"name={name}", "serve.host=127.0.0.1", "serve.port=0", "serve.model_name=policy"),
+        *("serve.keys_file=null", "serve.doors.open=false"),  # the users show the key that the server makes
         name="the server",
         log=folder / "server.log",
         env=_environment(),
@@ -82,4 +84,5 @@ def clear(runs: Path, name: str, keep: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    inherited = {name: value for name, value in os.environ.items() if name != KEYS_VARIABLE}
+    return {**inherited, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}

@@ -61,7 +61,7 @@ def write_recipe(folder: Path, **learner: Any) -> Path:
         "engine": {"max_sequences": 8, "max_context": 128},
         "runtime": {"max_tokens_per_turn": 8, "max_context_tokens": 100},
         "store": {"max_lag": 4},
-        "serve": {"port": 0, "learner_backoff_s": 0.1},
+        "serve": {"port": 0, "learner_backoff_s": 0.1, "doors": {"open": True}},
     }
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))

@@ -40,7 +40,12 @@ def write_models(folder: Path, **changes: int) -> tuple[Path, Path]:
 
 
 def write_recipe(folder: Path, model: Path, *, engine: str = "", **serve: Any) -> Path:
-    """A recipe whose run lives in `folder`; `engine`: the address of one that runs already."""
+    """A recipe whose run lives in `folder`; `engine`: the address of one that runs already.
+
+    Nobody needs a key, unless `serve` has `keys_file` or `doors`.
+    """
+    if not {"doors", "keys_file"} & serve.keys():
+        serve["doors"] = {"open": True}
     recipe = {
         "name": NAME,
         "runs_dir": str(folder / "runs"),
@@ -57,10 +62,13 @@ def write_recipe(folder: Path, model: Path, *, engine: str = "", **serve: Any) -
 
 
 class ServerProcess:
-    """The server as a process; `url` and `engine` (the learner's way in) once it is ready."""
+    """The server as a process; `url` and `engine` (the learner's way in) once it is ready.
 
-    def __init__(self, recipe: Path, *words: str) -> None:
-        self.recipe, self.words = recipe, words
+    `descriptors`: how many files it may have open.
+    """
+
+    def __init__(self, recipe: Path, *words: str, descriptors: int | None = None) -> None:
+        self.recipe, self.words, self.descriptors = recipe, words, descriptors
         self.output = recipe.with_name("serve.out")
         self.url = self.engine = ""
 
@@ -77,7 +85,10 @@ class ServerProcess:
         before = len(self.said)
         with self.output.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "agent.serve", str(self.recipe), *self.words],
+                [
+                    *(["prlimit", f"--nofile={self.descriptors}:{self.descriptors}"] if self.descriptors else []),
+                    *(sys.executable, "-m", "agent.serve", str(self.recipe), *self.words),
+                ],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -157,6 +168,8 @@ class Client:
 
     async def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        if data is not None:
+            headers.setdefault("Content-Type", "application/json")
         async with self.session.request(method, self.url + path, data=data, headers=headers) as answer:
             text = await answer.text()
             return answer.status, json.loads(text) if text.startswith("{") else text

@@ -71,7 +71,7 @@ async def test_curl_gets_a_stream_as_it_is_made(server: ServerProcess) -> None:
         "seed": 0,
         "messages": [{"role": "user", "content": "Hi"}],
     }
-    command = ["curl", "-sN", server.url + "/v1/chat/completions", "-d", json.dumps(body)]
+    command = ["curl", "-sN", server.url + "/v1/chat/completions", "--json", json.dumps(body)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     async with asyncio.timeout(60):

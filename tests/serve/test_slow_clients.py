@@ -10,6 +10,7 @@ from aiohttp import web
 
 from agent.serve.api.events import EventHub
 from agent.serve.api.limits import Keys
+from agent.serve.doors.listening import Bounds, listening
 from agent.wire.body import body_of
 from agent.wire.errors import errors_as_json
 
@@ -71,3 +72,25 @@ async def test_a_key_in_other_bytes_than_utf8_is_a_401_and_no_failure_of_ours() 
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\n\r\n")
         assert b" 401 " in await reader.readline()
         writer.transport.abort()
+
+
+async def test_headers_that_never_end_and_answers_that_nobody_reads_hold_no_connection() -> None:
+    async def large(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"x" * 20_000_000)
+
+    app = web.Application()
+    app.router.add_get("/", large)
+    bounds = Bounds(connections=100, each=50, header_s=0.2, keep_alive_s=60.0, write_s=0.2)
+    async with listening(app, "127.0.0.1", 0, bounds) as (url, listener), asyncio.timeout(60):
+        port = int(url.rpartition(":")[2])
+        begun = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+        for _, writer in begun:
+            writer.write(b"GET / HTTP/1.1\r\nHost: ")
+        _, unread = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        unread.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        while listener.visitors.dropped < 11:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        while listener.visitors.inside:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for _, writer in [*begun, (None, unread)]:
+            writer.transport.abort()

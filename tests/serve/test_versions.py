@@ -185,7 +185,7 @@ def test_a_missing_model_says_which_command_makes_it(tmp_path: Path) -> None:
     for words, message in (
         ([], "python -m learner.sft"),
         (["serve.prot=1"], "serve.prot: unknown key"),
-        (["serve.host=0.0.0.0"], "keys"),
+        (["serve.host=0.0.0.0"], "serve: doors.open"),
     ):
         ended = subprocess.run(
             [sys.executable, "-m", "agent.serve", str(recipe), *words],

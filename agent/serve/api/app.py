@@ -26,6 +26,9 @@ from agent.serve.config import ServeRecipe
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.feedback import read_feedback
 from agent.serve.conversations.journal import Journal
+from agent.serve.doors.audit import FILE as AUDIT_FILE
+from agent.serve.doors.audit import Audit
+from agent.serve.doors.door import PublicDoor
 from agent.serve.versions.publishing import Versions
 from agent.store.client import StoreClient
 from agent.store.database_thread import DatabaseThread
@@ -71,9 +74,14 @@ class PublicApi:
 
     def application(self) -> web.Application:
         """The aiohttp application."""
-        app = web.Application(
-            client_max_size=self._parts.recipe.serve.max_body_bytes, middlewares=[self._counted, errors_as_json]
+        recipe, keys = self._parts.recipe, self._parts.keys
+        door = PublicDoor(
+            recipe.serve.doors, recipe.serve.host, caller=keys.caller, audit=Audit(recipe.folder / AUDIT_FILE)
         )
+        app = web.Application(
+            client_max_size=recipe.serve.max_body_bytes, middlewares=[self._counted, errors_as_json, door.check]
+        )
+        app.on_response_prepare.append(door.mark)
         app.add_routes(
             [
                 web.get("/v1/models", self._models),
@@ -245,7 +253,7 @@ class PublicApi:
             "learner": parts.learner().state,
         }
 
-    async def _healthz(self, _: web.Request) -> web.Response:
+    async def _healthz(self, request: web.Request) -> web.Response:
         parts = self._parts
         engine, store = parts.engine_fault(), ""
         if not engine:
@@ -263,13 +271,21 @@ class PublicApi:
             "status": "ok" if well else "down" if engine else "degraded",
             "engine": engine or "ok",
             "store": store or parts.delivery.fault or "ok",
-            "learner": msgspec.to_builtins(learner),
+            "learner": {**msgspec.to_builtins(learner), **self._hidden_from(request)},
             "version": parts.versions.served,
             "pinned": parts.versions.pinned,
             **({"owner": behind or "ok"} if parts.versions.owner else {}),
             "uptime_s": time.time() - parts.started_at,
         }
         return json_response(body, 503 if engine else 200)
+
+    def _hidden_from(self, request: web.Request) -> dict[str, Any]:
+        """What somebody without a key is not told: the end of the learner's log."""
+        try:
+            self._parts.keys.caller(request)
+        except ApiError:
+            return {"detail": ""}
+        return {}
 
     async def _metrics(self, _: web.Request) -> web.Response:
         parts = self._parts

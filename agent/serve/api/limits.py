@@ -11,8 +11,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from agent.doors.door import is_loopback
 from agent.serve.config import ServeConfig, ServeError
+from agent.serve.doors.audit import mark_admin_action
 from agent.wire.errors import ApiError
 
 KEYS_VARIABLE = "SAO_SERVE_KEYS"
@@ -20,14 +20,14 @@ _MOST_BUCKETS = 10_000
 
 
 class Keys:
-    """Names by bearer key. Without any key everybody is `anonymous`, and may do everything."""
+    """Names by bearer key. Without any key (`serve.doors.open`) everybody is `anonymous`, and may do everything."""
 
     def __init__(self, keys: dict[str, str]) -> None:
         self._keys = keys
 
     @classmethod
     def read(cls, config: ServeConfig) -> Keys:
-        """The keys of `config.keys_file` and of $SAO_SERVE_KEYS; raises `ServeError` where a key is needed."""
+        """The keys of `config.keys_file` and of $SAO_SERVE_KEYS. Raises `ServeError`."""
         words = os.environ.get(KEYS_VARIABLE, "").split(",")
         if config.keys_file is not None:
             try:
@@ -42,12 +42,11 @@ class Keys:
             if not colon or not name or len(key) < 8:
                 raise ServeError("bearer keys are written name:key, and a key has at least 8 characters")
             keys[key] = name
-        if not keys and not is_loopback(config.host):
-            raise ServeError(
-                f"serve.host {config.host}: beyond the loopback interface keys are needed; set serve.keys_file "
-                f"or ${KEYS_VARIABLE} (name:key)"
-            )
         return cls(keys)
+
+    def __bool__(self) -> bool:
+        """Whether a key is needed."""
+        return bool(self._keys)
 
     def caller(self, request: web.Request) -> str:
         """The name behind the request's bearer key; raises `ApiError` 401."""
@@ -62,6 +61,7 @@ class Keys:
 
     def check_admin(self, request: web.Request) -> str:
         """The caller's name, if it may change versions; raises `ApiError` 401 or 403."""
+        mark_admin_action(request)
         name = self.caller(request)
         if self._keys and not name.startswith("admin"):
             raise ApiError(403, "this key may not change versions: use one whose name begins with `admin`")

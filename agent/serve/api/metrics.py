@@ -29,3 +29,7 @@ class Metrics:
         self.ready = Gauge("sao_store_ready", "Episodes ready for the learner", **ours)
         self.learner_up = Gauge("sao_learner_running", "1 while the learner runs", **ours)
         self.learner_restarts = Gauge("sao_learner_restarts", "Restarts of the learner", **ours)
+        self.connections = Gauge("sao_connections", "Connections to the public port", **ours)
+        self.connections_refused = Gauge(
+            "sao_connections_refused", "Connections that were one too many, or were dropped for another one", **ours
+        )

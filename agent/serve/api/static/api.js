@@ -2,6 +2,13 @@
 
 const KEY = "sao-key";
 
+// The link that the server prints has the key behind `#`, which no browser sends; it goes from the address at once.
+const given = new URLSearchParams(location.hash.slice(1)).get("key");
+if (given) {
+  sessionStorage.setItem(KEY, given.trim());
+  history.replaceState(null, "", location.pathname + location.search);
+}
+
 export class ApiError extends Error {
   constructor(status, message) {
     super(message);
