@@ -21,6 +21,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from envs.core import Message
+from envs.tool_formats.reading import THINK_CLOSE
 
 _OWN_VARIABLES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range")
@@ -164,6 +165,8 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template of {folder} does not compile: {error}") from error
         self._folder = folder
+        self.knows_thinking = any(THINK_CLOSE in source for source in sources.values())
+        """Whether it puts thinking between tags, or takes it out."""
         self._names: frozenset[str] = frozenset().union(
             *(jinja2.meta.find_undeclared_variables(environment.parse(s)) for s in sources.values())
         )
