@@ -25,6 +25,7 @@ from agent.chat.tokenizer import SURROGATES, ChatTokenizer, load_tokenizer
 from agent.chat.tool_manners import learn_tool_manners
 from envs.core import Message
 from envs.tool_calls import FamilyFormat, parse_calls
+from envs.tool_formats.reading import THINK_CLOSE
 
 log = logging.getLogger(__name__)
 
@@ -174,6 +175,28 @@ class ChatRenderer:
         """
         kept = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
         return self._tokenizer.tokenizer.decode(list(kept), skip_special_tokens=False)
+
+    @property
+    def reasoning_form(self) -> Literal["think", "harmony", "none"]:
+        """How models of this template's family keep thinking apart: between tags, in a channel, or not at all."""
+        if self.tool_format == "harmony":
+            return "harmony"
+        return "think" if self._template.knows_thinking or THINK_CLOSE in self._tokenizer.control else "none"
+
+    def piece(self, token_id: int) -> str:
+        """What one token spells, special ones too; bytes that are no whole character are replacement characters."""
+        return self._tokenizer.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """What tokens spell together, special ones too."""
+        return self._tokenizer.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of a bare text, as the tokenizer itself has it: special tokens in it are parsed."""
+        encoded = self._tokenizer.tokenizer.encode_batch_fast(
+            [SURROGATES.sub("\ufffd", text)], add_special_tokens=add_special_tokens
+        )
+        return tuple(encoded[0].ids)
 
     def encode_action(self, text: str, *, closed: bool = True) -> tuple[int, ...]:
         """Token ids of an action that was written and not sampled (a demonstration), ending in the turn's end token."""

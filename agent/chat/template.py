@@ -25,6 +25,7 @@ import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from envs.core import Message
+from envs.tool_formats.reading import THINK_CLOSE
 
 _OWN_VARIABLES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range")
@@ -195,6 +196,8 @@ class ChatTemplate:
             # In one layer: each rendering copies them, name by name through every layer that there is.
             template.globals = dict(template.globals)
         self._folder = folder
+        self.knows_thinking = any(THINK_CLOSE in source for source in sources.values())
+        """Whether it puts thinking between tags, or takes it out."""
         self._names: frozenset[str] = frozenset().union(
             *(jinja2.meta.find_undeclared_variables(environment.parse(s)) for s in sources.values())
         )

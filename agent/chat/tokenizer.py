@@ -22,6 +22,7 @@ from tokenizers import AddedToken, Tokenizer
 from agent.chat.pieces import Pieces
 from agent.chat.template import ChatTemplateError
 
+_LONG = 20_000  # characters
 _BLANKS = " \t\r\n\u2581"
 SURROGATES = re.compile("[\ud800-\udfff]")
 """Halves of characters, which no tokenizer encodes: they become replacement characters."""
@@ -122,7 +123,8 @@ class ChatTokenizer:
         return tuple(ids)
 
     def _whole(self, text: str) -> tuple[int, ...]:
-        if self._batches:
+        # A long one in a thread must not hold the interpreter, as `encode` does to its end.
+        if self._batches or len(text) > _LONG:
             return tuple(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
 

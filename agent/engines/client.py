@@ -31,6 +31,7 @@ from agent.engines.base import (
     WeightStream,
 )
 from agent.engines.overtime import Overtime
+from agent.engines.steering import NO_STEERING, Steering
 from agent.engines.stream_reader import Partial, StreamReader
 from agent.engines.wire import answers, completion, data_parallel_ranks, figures_of, generate_body, refusal
 from agent.episode import SamplingParams
@@ -153,16 +154,18 @@ class HttpEngine:
         *,
         request_id: str | None = None,
         timeout_s: float | None = None,
+        steering: Steering = NO_STEERING,
     ) -> AsyncGenerator[Partial, None]:
         """Sample one action and give its tokens as they come; the last `Partial` holds the whole `completion`.
 
             async with contextlib.aclosing(engine.stream(prompt_ids, sampling)) as partials:
                 async for partial in partials: ...
 
-        Closing it early, cancelling and the time limit abort the request at the server.
+        Closing it early, cancelling and the time limit abort the request at the server. `steering`: what is asked
+        beyond `sampling`; an engine that does not know it refuses (`EngineRefused`).
         """
         request_id = request_id or uuid.uuid4().hex
-        body = generate_body(request_id, prompt_ids, sampling, stream=True)
+        body = generate_body(request_id, prompt_ids, sampling, stream=True, steering=steering)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         call_name = f"engine {self.url}{_GENERATE}"
         reader = StreamReader(self.url)

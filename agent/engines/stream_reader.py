@@ -6,12 +6,12 @@ of all tokens, as vLLM sends them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from agent.engines.base import Completion, EngineFault
-from agent.engines.wire import Answer, Choice, LogProb, LogProbs, completion
+from agent.engines.wire import Answer, Choice, Likely, LogProb, LogProbs, completion
 
 _DATA = b"data:"
 _END = b"[DONE]"
@@ -23,6 +23,8 @@ class Partial(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     completion: Completion | None = None
+    top: tuple[Sequence[Likely], ...] = ()
+    """For each token its likeliest alternatives, itself among them; empty lists where none were asked for."""
 
 
 class _Error(msgspec.Struct):
@@ -88,4 +90,5 @@ class StreamReader:
                 choice.routed_experts,
             )
             whole = completion(Answer([everything]), self._url)
-        return Partial(tuple(tokens), tuple(e.logprob for e in new if e.logprob is not None), whole)
+        top = tuple(entry.top_logprobs for entry in new)
+        return Partial(tuple(tokens), tuple(e.logprob for e in new if e.logprob is not None), whole, top)

@@ -16,6 +16,7 @@ import numpy as np
 from agent.doors.door import DoorFault, wrong_key
 from agent.engines.base import Completion, ContextOverflow, EngineBusy, EngineFault, EngineRefused
 from agent.engines.prompt import json_of
+from agent.engines.steering import NO_STEERING, Steering
 from agent.episode import Experts, SamplingParams
 from envs.retry_after import retry_after_s
 
@@ -25,11 +26,19 @@ _LATER = (408, 425, 429)
 _RANK = re.compile(r'^vllm:num_requests_running\{(?:.*,)?engine="([^"]*)"', re.MULTILINE)
 
 
+class Likely(msgspec.Struct, gc=False):
+    """One of the likeliest tokens of a place."""
+
+    token_id: int
+    logprob: float
+
+
 class LogProb(msgspec.Struct, gc=False):
-    """A sampled token with its log-prob."""
+    """A sampled token with its log-prob. `top_logprobs`, where they were asked for: the sampled one, then by rank."""
 
     token_id: int
     logprob: float | None = None
+    top_logprobs: list[Likely] = []
 
 
 class LogProbs(msgspec.Struct):
@@ -85,7 +94,14 @@ def refusal(status: int, call_name: str, content: bytes, retry_after: str | None
     return EngineRefused(message, status)
 
 
-def generate_body(request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool) -> bytes:
+def generate_body(
+    request_id: str,
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    stream: bool,
+    steering: Steering = NO_STEERING,
+) -> bytes:
     """The body of a request to /inference/v1/generate. Of a `Prompt` nothing is encoded that has been sent before."""
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -101,6 +117,8 @@ def generate_body(request_id: str, prompt_ids: Sequence[int], sampling: Sampling
         params |= {"detokenize": True, "skip_special_tokens": False}
     if sampling.seed is not None:
         params["seed"] = sampling.seed
+    if steering is not NO_STEERING:
+        params |= steering.params
     rest = msgspec.json.encode({"request_id": request_id, "sampling_params": params, "stream": stream})
     return b'{"token_ids":[%b],%b' % (json_of(prompt_ids), rest[1:])
 

@@ -22,13 +22,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from agent.event_stream import EventWriter, SlowClient
 from agent.harness.chains import Turn
 from agent.harness.session import Reply, Session
 from agent.runtime.settings import ConfigError, HarnessConfig
 from agent.wire import anthropic
 from agent.wire.body import body_of
 from agent.wire.errors import ApiError, as_api_error, json_response
-from agent.wire.event_stream import EventWriter, SlowClient
 from agent.wire.reply import shown_message, usage
 from agent.wire.request import ChatRequest, read_chat_request
 from envs.core import EnvironmentFault
@@ -213,7 +213,7 @@ class SessionDoor:
             await writer.end(mark=False)
 
         async def fail(error: ApiError) -> None:
-            await writer.send(anthropic.error_json(error), event="error")
+            await writer.send(error.anthropic_body, event="error")
             await writer.end(mark=False)
 
         return await _streamed(request, session, asked, writer, alive=alive, end=end, fail=fail)
@@ -336,4 +336,4 @@ async def _errors(
             log.exception("a request of a harness failed")
         failure = known or ApiError(500, "the session failed; the runtime's log has the details", code="internal_error")
     theirs = "/v1/messages" in request.path
-    return json_response(anthropic.error_json(failure) if theirs else failure.body, failure.status)
+    return json_response(failure.anthropic_body if theirs else failure.body, failure.status)

@@ -17,6 +17,7 @@ from agent.child_processes import announce_port
 from agent.descriptors import TooFewDescriptors
 from agent.doors.door import DoorFault
 from agent.engines.base import EngineFault
+from agent.serve.api.request_ids import RequestIdFilter
 from agent.serve.config import ServeError, ServeRecipe, load_recipe
 from agent.serve.doors.own_key import OwnKey
 from agent.serve.doors.private_files import keep_private
@@ -39,7 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--learn", action="store_true", help="start the learner too; without it episodes are recorded")
     parser.add_argument("--port-file", type=Path, help="the port is written there once the server answers")
     arguments = parser.parse_intermixed_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s serve %(levelname)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s serve %(levelname)s%(request)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RequestIdFilter())
     keep_private()
     try:
         recipe = load_recipe(arguments.recipe, arguments.overrides)

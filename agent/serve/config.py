@@ -48,6 +48,22 @@ class ReplicasConfig(BaseModel):
         return self
 
 
+class ClientsConfig(BaseModel):
+    """Section `serve.clients`: what clients of each wire may ask, and how they are answered."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reasoning: Literal["auto", "think", "harmony", "none"] = "auto"
+    """How thinking is told from what is said: between `<think>` tags, in harmony's channel, or not at all; auto: as
+    models of the chat template's family write it."""
+    max_n: int = Field(default=8, ge=1, le=128)
+    """Most responses to one prompt, and most prompts of one completion."""
+    alive_every_s: float = Field(default=10.0, gt=0)
+    """How long a stream may be silent before it says that it is alive."""
+    long_body_bytes: int = Field(default=16384, ge=0)
+    """From here on a request is read and rendered beside the loop that everybody's streams go through."""
+
+
 class ServeConfig(BaseModel):
     """Section `serve` of a recipe. Times are seconds."""
 
@@ -87,6 +103,7 @@ class ServeConfig(BaseModel):
     replicas: ReplicasConfig = ReplicasConfig()
     keep_versions: int = Field(default=8, ge=1)
     max_journal_bytes: int | None = Field(default=None, ge=65536)
+    clients: ClientsConfig = ClientsConfig()
     learner_restarts: int = Field(default=5, ge=0)
     """How often in a row a learner that died is started again."""
     learner_backoff_s: float = Field(default=1.0, gt=0)

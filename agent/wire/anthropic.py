@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 
 from agent.wire.errors import ApiError
-from agent.wire.request import MAX_STOPS, ChatRequest, canonical, checked_tool
+from agent.wire.request import MAX_STOPS, ChatRequest, canonical, checked_tool, decoded
 
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class _Body(msgspec.Struct):
@@ -36,24 +35,34 @@ class _Body(msgspec.Struct):
 def read_messages_request(data: bytes, *, count_only: bool = False) -> ChatRequest:
     """Read the body of /v1/messages (or, `count_only`, of its count_tokens); raises `ApiError` 400 that names the key.
 
+    For whoever learns from every response: a tool choice that forces is refused. See `messages_request`.
+    """
+    raw = decoded(data)
+    choice = raw.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type", "auto") not in ("auto", "none"):
+        raise ApiError(
+            400,
+            f"tool_choice={choice['type']!r} is not supported: every response must be one that can be learned from",
+            param="tool_choice",
+            code="unsupported_parameter",
+        )
+    return messages_request(raw, count_only=count_only)
+
+
+def messages_request(raw: dict[str, Any], *, count_only: bool = False) -> ChatRequest:
+    """What is to be answered, whatever the choice of tools; raises `ApiError` 400 that names the key.
+
     Blocks of text are joined, `tool_use` becomes a call and `tool_result` a message of role `tool`; what was thought
     in earlier turns is left out, as it is never sent from here. Images, documents and tools of Anthropic's own servers
     are refused.
     """
     try:
-        body = msgspec.json.decode(data, type=_Body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        body = msgspec.convert(raw, _Body)
+    except msgspec.ValidationError as error:
         raise ApiError(400, f"bad request: {error}") from error
     if not count_only and (body.max_tokens is None or body.max_tokens < 1):
         raise ApiError(400, "max_tokens must be given, and be at least 1", param="max_tokens")
     choice = (body.tool_choice or {}).get("type", "auto")
-    if choice not in ("auto", "none"):
-        raise ApiError(
-            400,
-            f"tool_choice={choice!r} is not supported: every response must be one that can be learned from",
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
     stops = tuple(body.stop_sequences or ())
     if len(stops) > MAX_STOPS or not all(stops):
         raise ApiError(400, f"stop_sequences: at most {MAX_STOPS} strings, none of them empty", param="stop_sequences")
@@ -90,7 +99,7 @@ def message_json(message: dict[str, Any], *, model: str, finish_reason: str, tok
         "role": "assistant",
         "model": model,
         "content": _blocks(message),
-        "stop_reason": _STOP_REASONS.get(finish_reason, "end_turn"),
+        "stop_reason": STOP_REASONS.get(finish_reason, "end_turn"),
         "stop_sequence": None,
         "usage": {"input_tokens": tokens[0], "output_tokens": tokens[1]},
     }
@@ -114,12 +123,6 @@ def message_events(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
     usage = {"output_tokens": body["usage"]["output_tokens"]}
     yield "message_delta", {"type": "message_delta", "delta": ended, "usage": usage}
     yield "message_stop", {"type": "message_stop"}
-
-
-def error_json(error: ApiError) -> dict[str, Any]:
-    """An error in Anthropic's shape."""
-    kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def _openai_messages(message: dict[str, Any], index: int) -> list[dict[str, Any]]:
@@ -176,11 +179,14 @@ def _openai_tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     return checked_tool({"type": "function", "function": function}, index)
 
 
+def tool_use(call: dict[str, Any]) -> dict[str, Any]:
+    """A canonical call as a block."""
+    arguments = json.loads(call["function"]["arguments"])
+    return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": arguments}
+
+
 def _blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if message["content"].strip():  # Anthropic's clients refuse a block of blanks when it is sent back
         blocks.append({"type": "text", "text": message["content"]})
-    for call in message.get("tool_calls", ()):
-        arguments = json.loads(call["function"]["arguments"])
-        blocks.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": arguments})
-    return blocks
+    return [*blocks, *map(tool_use, message.get("tool_calls", ()))]

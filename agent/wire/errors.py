@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -15,9 +16,13 @@ from agent.store.protocol import StoreFault, StoreFull
 
 log = logging.getLogger(__name__)
 
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+"""The id of the request that is handled; "" outside of one, and where requests have none."""
+
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {409: "conflict_error", 410: "gone_error", 413: "invalid_request_error", 422: "invalid_request_error"}
 _TYPES |= {429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {kind: _TYPES[kind] for kind in (401, 403, 429)} | {404: "not_found_error"}
 
 
 class ApiError(Exception):
@@ -33,7 +38,15 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The JSON object of the answer."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": {**error, "request_id": name} if (name := REQUEST_ID.get()) else error}
+
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """The same in Anthropic's shape."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        body = {"type": "error", "error": {"type": kind, "message": self.message}}
+        return {**body, "request_id": name} if (name := REQUEST_ID.get()) else body
 
 
 def json_response(body: Any, status: int = 200) -> web.Response:
@@ -67,7 +80,7 @@ def as_api_error(error: Exception) -> ApiError | None:
 async def errors_as_json(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Every error as JSON in OpenAI's shape."""
+    """Every error as JSON in the shape of its wire: Anthropic's for messages, OpenAI's for all others."""
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge as error:
@@ -81,7 +94,8 @@ async def errors_as_json(
         if known is None:
             log.exception("%s %s failed", request.method, request.path)
         failure = known or ApiError(500, "the server failed; its log has the details", code="internal_error")
-    response = json_response(failure.body, failure.status)
+    theirs = request.path.startswith("/v1/messages")
+    response = json_response(failure.anthropic_body if theirs else failure.body, failure.status)
     if failure.retry_s:
         response.headers["Retry-After"] = str(max(1, round(failure.retry_s)))
     return response

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from agent.chat.tool_manners import tool_call
 from envs.tool_calls import FORMS, FamilyFormat, ParsedCalls, parse_sound_calls
+from envs.tool_formats.reading import ToolCall
 
 
 def call_opens(tools: Sequence[dict[str, Any]], tool_format: FamilyFormat) -> tuple[str, ...]:
@@ -40,9 +42,28 @@ def assistant_message(
     return message
 
 
-def shown_message(message: dict[str, Any]) -> dict[str, Any]:
-    """A canonical assistant's message as OpenAI's API gives it: no content beside calls is null."""
-    return {**message, "content": message["content"] or None} if "tool_calls" in message else message
+def forced_message(text: str, forced: str) -> dict[str, Any]:
+    """The canonical message of a `text` that was held to the form of calls (`agent.wire.wishes.Wishes.forced`).
+
+    What was cut off before it was one is shown as it was written.
+    """
+    try:
+        read = json.loads(text)
+        wanted = [{"name": forced, "parameters": read}] if forced != "*" else read
+        calls = [ToolCall(call["name"], call["parameters"]) for call in wanted]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {"role": "assistant", "content": text}
+    made = [tool_call(call, f"call_{uuid.uuid4().hex[:24]}") for call in calls]
+    return {"role": "assistant", "content": "", "tool_calls": made} if made else {"role": "assistant", "content": text}
+
+
+def shown_message(message: dict[str, Any], reasoning: str = "") -> dict[str, Any]:
+    """A canonical assistant's message as OpenAI's API gives it: no content beside calls is null.
+
+    `reasoning` goes under both names by which clients know it.
+    """
+    thought = {"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}
+    return {**message, "content": message["content"] or (None if "tool_calls" in message else ""), **thought}
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

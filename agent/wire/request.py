@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -30,6 +31,13 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "tool_choice": ("auto", "none"),
 }
+
+
+KEYS = (
+    *("messages", "model", "tools", "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature"),
+    *("top_p", "top_k", "seed", "stop", "user", "session", "tool_choice"),
+)
+"""What `chat_request` reads."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -75,15 +83,11 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
 
 def read_chat_request(data: bytes, session_header: str = "") -> ChatRequest:
-    """Read a request's body; raises `ApiError` 400 that names the key."""
-    try:
-        raw = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}") from error
-    try:
-        body = msgspec.convert(raw, _Body)
-    except msgspec.ValidationError as error:
-        raise ApiError(400, f"bad request: {error}") from error
+    """Read a body where every response is one that is learned from; raises `ApiError` 400 that names the key.
+
+    What would bend the distribution is refused; what means nothing here is ignored.
+    """
+    raw = decoded(data)
     for key, harmless in _REFUSED.items():
         value = raw.get(key)
         if value is not None and value not in harmless:
@@ -93,6 +97,26 @@ def read_chat_request(data: bytes, session_header: str = "") -> ChatRequest:
                 param=key,
                 code="unsupported_parameter",
             )
+    return chat_request(raw, session_header)
+
+
+def decoded(data: bytes) -> dict[str, Any]:
+    """A body as a JSON object; raises `ApiError` 400."""
+    try:
+        raw = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ApiError(400, f"bad request: Expected `object`, got `{type(raw).__name__}`")
+    return raw
+
+
+def chat_request(raw: dict[str, Any], session_header: str = "") -> ChatRequest:
+    """The part of a request that says what is to be answered, checked; raises `ApiError` 400 that names the key."""
+    try:
+        body = msgspec.convert(raw, _Body)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, f"bad request: {error}", param=_place(error)) from error
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stops) > MAX_STOPS or any(not 0 < len(stop) <= _MAX_STOP for stop in stops):
         raise ApiError(400, f"stop: at most {MAX_STOPS} strings of 1 to {_MAX_STOP} characters", param="stop")
@@ -133,6 +157,12 @@ def read_chat_request(data: bytes, session_header: str = "") -> ChatRequest:
         user=body.user or "",
         session=session,
     )
+
+
+def _place(error: msgspec.ValidationError) -> str | None:
+    """The key that a validation error is about: `$.max_tokens`."""
+    found = re.search(r"at `\$\.?([^`]*)`", str(error))
+    return found[1] or None if found else None
 
 
 def canonical(message: dict[str, Any], index: int = 0) -> dict[str, Any]:

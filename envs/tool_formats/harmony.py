@@ -69,6 +69,11 @@ class Harmony:
         said = [p for p in parts if p.channel == "final" or (p.channel == "commentary" and not p.recipient)]
         return "\n".join(text[part.body : part.end] for part in said)
 
+    def reasoning(self, text: str) -> str:
+        """What is thought and not said: the `analysis` messages to nobody."""
+        thought = [p for p in _parts(text) if p.channel == "analysis" and not p.recipient]
+        return "\n".join(text[part.body : part.end] for part in thought)
+
     def write(self, calls: Sequence[ToolCall]) -> str:
         """See `Form`; as the template has it, behind the generation prompt."""
         return "<|start|>assistant".join(

@@ -58,7 +58,7 @@ async def test_the_openai_client_works_unmodified(server: ServerProcess) -> None
             await them.chat.completions.create(model="gpt-4", messages=[{"role": "user", "content": "Hi"}])
         with pytest.raises(openai.BadRequestError, match="presence_penalty"):
             await them.chat.completions.create(
-                model=NAME, messages=[{"role": "user", "content": "Hi"}], presence_penalty=1.0
+                model=NAME, messages=[{"role": "user", "content": "Hi"}], presence_penalty=9.0
             )
 
 
@@ -109,7 +109,7 @@ async def test_a_client_that_goes_away_stops_its_generation(server: ServerProces
         ({"model": "another", "messages": [{"role": "user", "content": "x"}]}, 404, "model_not_found"),
         ({"model": NAME, "messages": [{"role": "user", "content": "word " * 600}]}, 400, "context_length_exceeded"),
         ({"model": NAME, "messages": [{"role": "user", "content": "x" * 70_000}]}, 413, "body_too_large"),
-        ({"model": NAME, "messages": [{"role": "user", "content": "x"}], "n": 3}, 400, "unsupported_parameter"),
+        ({"model": NAME, "messages": [{"role": "user", "content": "x"}], "frobnicate": 3}, 400, "unknown_parameter"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -13,6 +13,7 @@ from agent.engines.base import Completion, EngineFault
 from agent.engines.stream_reader import Partial
 from agent.episode import SamplingParams
 from agent.serve.conversations.reply import Reply, sample_reply
+from agent.wire.answer import Said
 from agent.wire.request import canonical
 
 TOOLS: list[dict[str, Any]] = [
@@ -72,8 +73,8 @@ async def reply(
 ) -> tuple[Reply, str]:
     sent: list[str] = []
 
-    async def take(piece: str) -> None:
-        sent.append(piece)
+    async def take(piece: Said) -> None:
+        sent.append(piece.content)
 
     sampling = SamplingParams(stop_token_ids=renderer.stop_token_ids)
     says = Says(renderer.encode_action(text), **engine)
@@ -106,12 +107,12 @@ async def test_a_tool_call_is_given_as_one_and_its_text_is_not(renderer: ChatRen
 async def test_what_is_no_sound_call_is_content(renderer: ChatRenderer, text: str) -> None:
     made, sent = await reply(renderer, text, tools=TOOLS)
     assert "tool_calls" not in made.message
-    assert sent + made.rest == made.message["content"] == text
+    assert sent + made.rest.content == made.message["content"] == text
 
 
 async def test_two_calls_in_one_reply_are_two(renderer: ChatRenderer) -> None:
     made, sent = await reply(renderer, f"Both: {CALL}\n{CALL}", tools=TOOLS)
-    assert sent + made.rest == made.message["content"] == "Both: "
+    assert sent + made.rest.content == made.message["content"] == "Both: "
     assert [call["function"]["arguments"] for call in made.message["tool_calls"]] == ['{"at": "好的"}'] * 2
     assert len({call["id"] for call in made.message["tool_calls"]}) == 2
     assert canonical(made.message) == made.message
@@ -120,14 +121,14 @@ async def test_two_calls_in_one_reply_are_two(renderer: ChatRenderer) -> None:
 @pytest.mark.parametrize("thought", ["<think>a <tool_call> maybe</think>", "a <tool_call> maybe</think>"])
 async def test_a_tag_inside_thinking_does_not_cut_the_content(renderer: ChatRenderer, thought: str) -> None:
     made, sent = await reply(renderer, f"{thought}Let me see. {CALL}", tools=TOOLS)
-    assert sent + made.rest == made.message["content"] == f"{thought}Let me see. "
+    assert sent + made.rest.content == made.message["content"] == f"{thought}Let me see. "
     assert len(made.message["tool_calls"]) == 1
 
 
 async def test_a_tag_in_an_argument_does_not_let_half_a_call_out(renderer: ChatRenderer) -> None:
     call = CALL.replace("好的", "<think></think>")
     made, sent = await reply(renderer, call, tools=TOOLS)
-    assert sent == made.rest == made.message["content"] == ""
+    assert sent == made.rest.content == made.message["content"] == ""
     assert len(made.message["tool_calls"]) == 1
 
 
@@ -141,7 +142,7 @@ async def test_calls_of_another_family_are_read_in_its_form(renderer: ChatRender
 async def test_of_a_turn_with_channels_only_what_is_said_is_content(renderer: ChatRenderer) -> None:
     text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>42"
     made, sent = await reply(renderer, text, tool_format="harmony")
-    assert (sent, made.rest, made.message["content"]) == ("", "42", "42")
+    assert (sent, made.rest.content, made.message["content"]) == ("", "42", "42")
     assert made.action.token_ids == renderer.encode_action(text)
 
 

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from agent.engines.local.model import Chunk, ModelError, SlotModel, sample
+from agent.engines.local.model import Chunk, ModelError, SlotModel, draw, logprobs_of
 from agent.engines.local.scheduler import Generation, Scheduler, Step
+from agent.engines.local.steered import note_likeliest, steered
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -252,7 +253,9 @@ def _draw(logits: torch.Tensor, generations: list[Generation]) -> tuple[list[int
         top_k = torch.tensor([p.top_k for p in params], device=device)
     temperature = torch.tensor([p.temperature for p in params], device=device)
     uniform = torch.tensor([g.uniform() for g in generations], dtype=torch.float64, device=device)
-    tokens, logprobs = sample(logits, temperature, top_p, top_k, uniform)
+    distribution = logprobs_of(steered(logits, generations), temperature, top_p, top_k)
+    tokens, logprobs = draw(distribution, temperature, uniform)
+    note_likeliest(distribution, generations, tokens)
     return tokens, logprobs
 
 

@@ -289,12 +289,17 @@ class SlotModel:
 def sample(
     logits: Tensor, temperature: Tensor, top_p: Tensor | None, top_k: Tensor | None, uniform: Tensor
 ) -> tuple[list[int], list[float]]:
-    """Draw one token a row by inverting the cumulative distribution at `uniform`.
+    """`draw` from `logprobs_of` the logits: one token a row, and its log-prob."""
+    return draw(logprobs_of(logits, temperature, top_p, top_k), temperature, uniform)
 
-    logits float32[R, V]; temperature, top_p float32[R]; top_k int64[R] (< 1: off); uniform float64[R] in [0, 1).
-    Returns the tokens and their log-probs under the distribution that they were drawn from: tempered, and
-    renormalised over what top-k and top-p leave. Temperature 0 takes the largest logit and reports its log-prob at
-    temperature 1, since the distribution that it was drawn from says nothing.
+
+@torch.inference_mode()
+def logprobs_of(logits: Tensor, temperature: Tensor, top_p: Tensor | None, top_k: Tensor | None) -> Tensor:
+    """The distribution that a row is drawn from, float32[R, V].
+
+    logits float32[R, V]; temperature, top_p float32[R]; top_k int64[R] (< 1: off). It is tempered, and renormalised
+    over what top-k and top-p leave. Of temperature 0 it is that of temperature 1, since the distribution that the
+    largest logit is drawn from says nothing.
     """
     greedy = temperature == 0
     logits = logits / torch.where(greedy, 1.0, temperature)[:, None]
@@ -311,12 +316,21 @@ def sample(
         drop[:, 0] = False
         drop &= ~greedy[:, None]
         logits = logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
-    logprobs = logits.log_softmax(dim=-1)
+    return logits.log_softmax(dim=-1)
+
+
+@torch.inference_mode()
+def draw(logprobs: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[list[int], list[float]]:
+    """Draw one token a row by inverting the cumulative distribution at `uniform`, float64[R] in [0, 1).
+
+    Temperature 0 takes the likeliest. Returns the tokens and their log-probs.
+    """
+    greedy = temperature == 0
     # In float64, or the tail of a large vocabulary is lost in the sum.
     cumulative = logprobs.double().exp_().cumsum(dim=-1)
     drawn = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
     best = logprobs.argmax(dim=-1)
-    drawn = torch.where(greedy | (drawn >= logits.shape[-1]), best, drawn)
+    drawn = torch.where(greedy | (drawn >= logprobs.shape[-1]), best, drawn)
     return drawn.tolist(), logprobs.gather(-1, drawn[:, None])[:, 0].tolist()
 
 

@@ -19,6 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from agent.engines.steering import NO_STEERING, Steering
 from agent.episode import SamplingParams
 
 
@@ -29,7 +30,8 @@ class Generation:
     `tokens` is the prompt and what was sampled after it; the first `computed` of them have keys and values in slot
     `slot`, made by the present weights. `limit` is the length of `tokens` at which it ends with "length".
     `finish_reason` is "" while it is alive, "error" if the model gave no number. `on_token` is called in the event
-    loop after every step that sampled a token of it. `ends_text` says of what was sampled whether a stop string is met.
+    loop after every step that sampled a token of it. `ends_text` says of what was sampled whether a stop string is
+    met. `top`: of each sampled token the likeliest others, where `steering` asks for them, itself first.
     """
 
     id: str
@@ -48,6 +50,8 @@ class Generation:
     stop_reason: int | None = None
     on_token: Callable[[], None] | None = None
     ends_text: Callable[[list[int]], bool] | None = None
+    steering: Steering = NO_STEERING
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @classmethod
     def new(

@@ -22,8 +22,10 @@ from agent.engines import adapters
 from agent.engines.local.loop import LoopDead, ModelLoop
 from agent.engines.local.model import ModelError
 from agent.engines.local.scheduler import Generation
+from agent.engines.local.steered import MAX_LOGPROBS
 from agent.engines.local.stop_strings import StopStrings
 from agent.engines.local.stream_writer import logprob_entries, stream, version_spans
+from agent.engines.steering import Steering
 from agent.episode import SamplingParams
 from agent.metrics_page import counter, gauge, metrics_page
 
@@ -42,6 +44,13 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
     stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
+    min_tokens: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    structured_outputs: dict[str, Any] | None = None
     n: int = 1
     detokenize: bool = False
     stop: tuple[str, ...] = ()
@@ -155,6 +164,7 @@ class LocalServer:
         eos = frozenset() if body.sampling_params.ignore_eos else self._engine.model.eos_token_ids
         request_id = _ID_PREFIX + (request.headers.get("X-Request-Id") or body.request_id or uuid.uuid4().hex)
         generation = Generation.new(request_id, body.token_ids, sampling, eos, self._engine.model.max_context)
+        generation.steering = self._steering(body.sampling_params)
         if sampling.stop:
             try:
                 generation.ends_text = self._stop_strings.watch(sampling.stop)
@@ -201,8 +211,8 @@ class LocalServer:
             raise BadRequest(f"top_k must be -1 or 0 (off) or at least 1, got {given.top_k}")
         if not all(given.stop):
             raise BadRequest("stop: a stop string has at least one character")
-        if given.logprobs not in (None, 0, 1):
-            raise BadRequest("logprobs: only those of the sampled token are given; ask for 0 or 1")
+        if given.logprobs is not None and not 0 <= given.logprobs <= min(MAX_LOGPROBS, model.vocabulary):
+            raise BadRequest(f"logprobs: at most {MAX_LOGPROBS} a token, and no more than there are tokens")
         return SamplingParams(
             temperature=given.temperature,
             top_p=given.top_p,
@@ -211,6 +221,30 @@ class LocalServer:
             seed=given.seed,
             stop_token_ids=given.stop_token_ids or (),
             stop=given.stop,
+        )
+
+    def _steering(self, given: SamplingBody) -> Steering:
+        """What bends the distribution; raises `BadRequest` for what can't be served."""
+        if given.structured_outputs is not None:
+            raise BadRequest("structured_outputs is not supported by the local engine; serve this model with vLLM")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(given, name) <= 2:
+                raise BadRequest(f"{name} must be in [-2, 2], got {getattr(given, name)}")
+        if not 0 < given.repetition_penalty < float("inf"):
+            raise BadRequest(f"repetition_penalty must be more than 0, got {given.repetition_penalty}")
+        if not 0 <= given.min_p <= 1 or given.min_tokens < 0:
+            raise BadRequest("min_p must be in [0, 1], and min_tokens at least 0")
+        bias = given.logit_bias or {}
+        if not all(0 <= i < self._engine.model.vocabulary and -100 <= b <= 100 for i, b in bias.items()):
+            raise BadRequest("logit_bias: token ids of the vocabulary, each with a number in [-100, 100]")
+        return Steering(
+            min_tokens=given.min_tokens,
+            min_p=given.min_p,
+            presence_penalty=given.presence_penalty,
+            frequency_penalty=given.frequency_penalty,
+            repetition_penalty=given.repetition_penalty,
+            logit_bias=bias,
+            top_logprobs=given.logprobs or 0,
         )
 
     async def _abort(self, request: web.Request) -> web.Response:

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from agent.engines.local.loop import LoopDead, ModelLoop
 from agent.engines.local.scheduler import Generation
+from agent.event_stream import EventWriter, SlowClient
+
+_WRITE_S = 600.0
+_BUFFER_BYTES = 1 << 16
 
 
 async def stream(
@@ -21,12 +24,12 @@ async def stream(
     Each chunk has the tokens since the last one; the last has the finish reason and the versions of all tokens.
     What fails after the first byte is sent as a chunk with `error`.
     """
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    writer = EventWriter(request, write_s=_WRITE_S, buffer_bytes=_BUFFER_BYTES)
     sampled = asyncio.Event()
     generation.on_token = sampled.set
     running = asyncio.create_task(engine.generate(generation))
     try:
-        await response.prepare(request)
+        await writer.start()
         sent = 0
         while not running.done():
             waiting = asyncio.create_task(sampled.wait())
@@ -36,7 +39,7 @@ async def stream(
             # Written by the model thread, versions last: what has a version is complete.
             known = len(generation.versions)
             if known > sent and not running.done():
-                await _send(response, generation.id, _choice(generation, sent, known, with_logprobs))
+                await writer.send(_chunk(generation, _choice(generation, sent, known, with_logprobs)))
                 sent = known
         try:
             await running
@@ -44,27 +47,29 @@ async def stream(
                 raise LoopDead(f"the weights of version {engine.version} give NaN; publish sound ones")
         except LoopDead as error:
             failure = {"message": str(error), "type": "InternalServerError", "param": None, "code": 500}
-            await response.write(b"data: " + msgspec.json.encode({"error": failure}) + b"\n\n")
+            await writer.send({"error": failure})
         else:
             last = _choice(generation, sent, len(generation.versions), with_logprobs)
             last["finish_reason"], last["stop_reason"] = generation.finish_reason, generation.stop_reason
             last["weight_versions"] = version_spans(generation.versions) or None
-            await _send(response, generation.id, last)
-        await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
+            await writer.send(_chunk(generation, last))
+        await writer.end()
+    except SlowClient:
+        pass  # it is told nothing more, and the generation ends
     finally:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError, LoopDead):
             await running
-    return response
+    return writer.response
 
 
 def logprob_entries(generation: Generation, start: int, end: int) -> list[dict[str, Any]]:
     """Entries of `logprobs.content` for the sampled tokens `start` to `end`."""
     tokens = generation.tokens[generation.prompt_length + start : generation.prompt_length + end]
+    tops = generation.top[start:end] or [[]] * len(tokens)
     return [
-        {"token_id": t, "logprob": p, "rank": None, "top_logprobs": []}
-        for t, p in zip(tokens, generation.logprobs[start:end], strict=True)
+        {"token_id": t, "logprob": p, "rank": None, "top_logprobs": [{"token_id": i, "logprob": q} for i, q in top]}
+        for t, p, top in zip(tokens, generation.logprobs[start:end], tops, strict=True)
     ]
 
 
@@ -91,6 +96,5 @@ def _choice(generation: Generation, start: int, end: int, with_logprobs: bool) -
     }
 
 
-async def _send(response: web.StreamResponse, request_id: str, choice: dict[str, Any]) -> None:
-    chunk = {"request_id": request_id, "choices": [choice], "usage": None}
-    await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+def _chunk(generation: Generation, choice: dict[str, Any]) -> dict[str, Any]:
+    return {"request_id": generation.id, "choices": [choice], "usage": None}

@@ -16,10 +16,12 @@ from agent.engines.base import EngineFault
 from agent.engines.client import HttpEngine
 from agent.metrics_page import metrics_page
 from agent.serve.api.chat import ChatApi
+from agent.serve.api.endpoints import Endpoints
 from agent.serve.api.events import EventHub, Figures
 from agent.serve.api.limits import Keys, RateLimit, caller_of
 from agent.serve.api.metrics import Metrics
 from agent.serve.api.page import Page
+from agent.serve.api.request_ids import request_ids, show_request_id
 from agent.serve.api.samples import Samples
 from agent.serve.children.learner import LearnerState
 from agent.serve.config import ServeRecipe
@@ -79,14 +81,14 @@ class PublicApi:
             recipe.serve.doors, recipe.serve.host, caller=keys.caller, audit=Audit(recipe.folder / AUDIT_FILE)
         )
         app = web.Application(
-            client_max_size=recipe.serve.max_body_bytes, middlewares=[self._counted, errors_as_json, door.check]
+            client_max_size=recipe.serve.max_body_bytes,
+            middlewares=[request_ids, self._counted, errors_as_json, door.check],
         )
         app.on_response_prepare.append(door.mark)
         app.add_routes(
             [
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{name}", self._model),
-                web.post("/v1/chat/completions", self._parts.chat.complete),
                 web.post("/v1/feedback", self._feedback),
                 web.get("/v1/conversations/{id}", self._conversation),
                 web.delete("/v1/conversations/{id}", self._delete_conversation),
@@ -96,10 +98,14 @@ class PublicApi:
                 web.post("/v1/versions/rollback", self._rollback),
                 web.get("/v1/events", self._events),
                 web.get("/healthz", self._healthz),
+                web.get("/health", self._healthz),
                 web.get("/metrics", self._metrics),
             ]
         )
+        parts = self._parts
+        app.add_routes(Endpoints(parts.chat, parts.recipe.serve.clients, parts.thread, parts.journal).routes())
         app.add_routes(Page().routes())
+        app.on_response_prepare.append(show_request_id)
         app.on_shutdown.append(self._shutdown)
         return app
 

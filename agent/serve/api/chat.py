@@ -1,54 +1,47 @@
-"""/v1/chat/completions, as OpenAI's clients speak it, streaming and not."""
+"""From a request of any wire to its answers, streaming and not: the order of things, and what is sampled."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import uuid
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from agent.chat.renderer import ChatRenderer
-from agent.engines.base import ContextOverflow
-from agent.episode import SamplingParams
+from agent.engines.base import ContextOverflow, EngineRefused
+from agent.engines.wire import Likely
+from agent.episode import SamplingParams, Segment
+from agent.event_stream import EventWriter, SlowClient
+from agent.serve.api.asked import Asked, Begun, Work, size_of
 from agent.serve.api.events import EventHub, Figures
 from agent.serve.api.limits import Gate, Keys, RateLimit, caller_of
 from agent.serve.api.metrics import Metrics
+from agent.serve.api.streaming import Stream, first_fault
 from agent.serve.config import ServeRecipe
 from agent.serve.conversations.conversation import Plan, plan_turn
 from agent.serve.conversations.journal import Journal
+from agent.serve.conversations.reasoning import ReasoningFilter
 from agent.serve.conversations.reply import Reply, StreamingEngine, sample_reply
 from agent.serve.versions.publishing import Versions
 from agent.store.database_thread import DatabaseThread
+from agent.wire.answer import Answer, Said, Wire
 from agent.wire.body import body_of
 from agent.wire.errors import ApiError, as_api_error, json_response
-from agent.wire.event_stream import EventWriter, SlowClient
-from agent.wire.reply import shown_message, usage
-from agent.wire.request import ChatRequest, read_chat_request
+
+T = TypeVar("T")
 
 SESSION_HEADER = "X-Session-Id"
-_LONG = 20_000  # characters from which on rendering would hold up the other streams
 VERSION_HEADER = "X-Policy-Version"
 
 
-@dataclass(frozen=True)
-class _Work:
-    """One request on its way: what was asked, from where it goes on, how it is sampled."""
-
-    key: str
-    request: ChatRequest
-    plan: Plan
-    sampling: SamplingParams
-    trainable: bool
-    response_id: str
-    version: int
-    started_at: float
-
-
 class ChatApi:
-    """The handler of chat completions. Everything that it needs comes from outside; it owns the order of things:
+    """Answers requests. Everything that it needs comes from outside; it owns the order of things:
 
     check, plan, sample, write to the journal (durable), and only then the end of the answer.
     """
@@ -76,6 +69,10 @@ class ChatApi:
         self._rate = RateLimit(self._config.requests_per_minute, self._config.burst)
         self.gate = Gate(self._config.max_concurrent)
         self._created = int(time.time())
+        self._reasoning = (
+            renderer.reasoning_form if self._config.clients.reasoning == "auto" else self._config.clients.reasoning
+        )
+        self._long_work = ThreadPoolExecutor(1, "long-request")
 
     def models(self) -> dict[str, Any]:
         """The answer of /v1/models."""
@@ -89,37 +86,125 @@ class ChatApi:
         }
         return {"object": "list", "data": [card]}
 
-    async def complete(self, request: web.Request) -> web.StreamResponse:
-        """POST /v1/chat/completions."""
+    async def answer(
+        self,
+        request: web.Request,
+        read: Callable[[bytes], Asked],
+        *,
+        prefix: str,
+        wire: Callable[[Asked, Begun], Wire],
+        opening: Callable[[str, Asked], Awaitable[Asked]] | None = None,
+    ) -> web.StreamResponse:
+        """Answer one request of any wire: `read` makes sense of its body, `wire` writes what comes of it.
+
+        `prefix` begins the ids of its responses. `opening`: what else is to be looked up once the caller is known.
+        """
         key = self._keys.caller(request)
         self._rate.take(caller_of(request, key))
-        asked = read_chat_request(await body_of(request), request.headers.get(SESSION_HEADER, ""))
-        if asked.model != self._recipe.model_name:
+        asked = await self.read(request, read)
+        if opening is not None:
+            asked = await opening(key, asked)
+        self.check_model(asked.request.model)
+        with self.gate.enter(len(asked.prompts or (1,)) * asked.wishes.n):
+            works = await self._prepare(key, asked, prefix)
+            head = Begun(works[0].response_id, int(works[0].started_at), self._recipe.model_name, works[0].version)
+            written = wire(asked, head)
+            if asked.request.stream:
+                return await self._stream(request, works, written)
+            return await self._at_once(works, written)
+
+    async def read(self, request: web.Request, read: Callable[[bytes], T]) -> T:
+        """The request's body; one that is long is read beside the loop."""
+        data = await body_of(request)
+        return await self.beside(len(data), read, data)
+
+    async def beside(self, size: int, work: Callable[..., T], *arguments: Any) -> T:
+        """`work` of a request of `size` characters: beside the loop if that is many, one at a time.
+
+        One at a time, because several would take the processor and the interpreter from everybody's streams.
+        """
+        if size <= self._config.clients.long_body_bytes:
+            return work(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._long_work, work, *arguments)
+
+    def check_model(self, name: str) -> None:
+        """Raise `ApiError` 404 for a model that is not served here."""
+        if name != self._recipe.model_name:
             raise ApiError(
                 404,
-                f"the model {asked.model!r} does not exist; this server has {self._recipe.model_name!r}",
+                f"the model {name!r} does not exist; this server has {self._recipe.model_name!r}",
                 code="model_not_found",
                 param="model",
             )
-        with self.gate.enter():
-            work = await self._prepare(key, asked)
-            return await (self._stream(request, work) if asked.stream else self._at_once(work))
 
-    async def _prepare(self, key: str, asked: ChatRequest) -> _Work:
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and reply together."""
+        return self._max_context
+
+    @property
+    def renderer(self) -> ChatRenderer:
+        """Messages to tokens, and back."""
+        return self._renderer
+
+    def caller(self, request: web.Request) -> str:
+        """The name behind the request's key, its call counted; raises `ApiError` 401 or 429."""
+        key = self._keys.caller(request)
+        self._rate.take(caller_of(request, key))
+        return key
+
+    async def _prepare(self, key: str, all_asked: Asked, prefix: str) -> list[Work]:
+        """What is to be sampled: for each prompt `n` responses, each an episode or a branch of its own."""
         started_at = time.time()
-        known = []
+        asked, wishes, known = all_asked.request, all_asked.wishes, list(all_asked.known)
         if asked.session:
             known = await self._thread.run(lambda: self._journal.candidates(key, asked.user, asked.session))
-        if sum(len(message["content"]) for message in asked.messages) > _LONG:
-            plan = await asyncio.to_thread(plan_turn, asked, known, self._renderer)
+        if all_asked.prompts:
+            plans = [await self.beside(len(prompt), self._bare, prompt) for prompt in all_asked.prompts]
         else:
-            plan = plan_turn(asked, known, self._renderer)
+            plans = [await self.beside(size_of(asked), plan_turn, asked, known, self._renderer)]
+        for plan in plans:
+            if len(plan.prompt_ids) >= self._max_context:
+                raise ContextOverflow(
+                    f"the prompt has {len(plan.prompt_ids)} tokens and the maximum context length is "
+                    f"{self._max_context}: shorten the messages"
+                )
+        version = self._versions.served
+        return [
+            self._work(key, all_asked, plan, place * wishes.n + i, prefix, version, started_at)
+            for place, plan in enumerate(plans)
+            for i in range(wishes.n)
+        ]
+
+    def _bare(self, prompt: str | list[int]) -> Plan:
+        """A text (or tokens) that no template is put around, as the beginning of an episode."""
+        if isinstance(prompt, str):
+            ids, text = self._renderer.encode_text(prompt), prompt
+        else:
+            ids = tuple(prompt)
+            try:
+                text = self._renderer.text_of(ids)
+            except (OverflowError, TypeError, ValueError) as error:
+                raise ApiError(400, f"prompt: not the tokens of this model: {error}", param="prompt") from error
+        if not ids:
+            raise ApiError(400, "prompt must hold at least one token", param="prompt")
+        opening = Segment("prompt", ids, text)
+        return Plan("", 0, opening.token_ids, text, opening)
+
+    def _work(
+        self,
+        key: str,
+        all_asked: Asked,
+        plan: Plan,
+        index: int,
+        prefix: str,
+        version: int,
+        started_at: float,
+    ) -> Work:
+        asked, wishes, bare = all_asked.request, all_asked.wishes, bool(all_asked.prompts)
+        if bare:  # what the record shows as said
+            asked = msgspec.structs.replace(asked, messages=[{"role": "user", "content": plan.prompt_text}])
         room = self._max_context - len(plan.prompt_ids)
-        if room < 1:
-            raise ContextOverflow(
-                f"the prompt has {len(plan.prompt_ids)} tokens and the maximum context length is {self._max_context}: "
-                "shorten the messages"
-            )
         base = self._recipe.runtime.sampling
         most = self._config.max_tokens or self._recipe.runtime.max_tokens_per_turn
         sampling = SamplingParams(
@@ -127,94 +212,108 @@ class ChatApi:
             top_p=base.top_p if asked.top_p is None else asked.top_p,
             top_k=base.top_k if asked.top_k is None else asked.top_k,
             max_tokens=min(room, most, asked.max_tokens or most),
-            seed=asked.seed,
+            # The same seed for all would make the same response of each.
+            seed=None if asked.seed is None else (asked.seed + index) % 2**63,
             stop_token_ids=self._renderer.stop_token_ids,
         )
         # The learner recomputes log-probs of the recipe's distribution; ratios of any other one would be wrong.
-        used = (sampling.temperature, sampling.top_p, sampling.top_k)
-        version = self._versions.served
-        return _Work(
+        bent = [key for key in ("temperature", "top_p", "top_k") if getattr(sampling, key) != getattr(base, key)]
+        if base.temperature == 0 and not bent:
+            bent = ["temperature"]
+        return Work(
             key=key,
             request=asked,
+            wishes=wishes,
             plan=plan,
             sampling=sampling,
-            trainable=used == (base.temperature, base.top_p, base.top_k) and base.temperature > 0,
-            response_id=f"chatcmpl-v{version}-{uuid.uuid4().hex}",
+            untrainable_because=(*bent, *wishes.bending),
+            index=index,
+            bare=bare,
+            response_id=f"{prefix}-v{version}-{uuid.uuid4().hex}",
             version=version,
             started_at=started_at,
         )
 
-    async def _at_once(self, work: _Work) -> web.Response:
-        async def nothing(_: str) -> None: ...
+    async def _at_once(self, works: list[Work], wire: Wire) -> web.Response:
+        async def nothing(_: Said) -> None: ...
 
-        reply = await self._sample(work, nothing)
-        conversation = await self._record(work, reply)
-        message = shown_message(reply.message)
-        choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": None}
-        body = {
-            **self._head(work, "chat.completion"),
-            "choices": [choice],
-            "usage": _usage(work, reply),
-            **_extras(work, reply, conversation),
-        }
-        response = json_response(body)
-        response.headers[VERSION_HEADER] = str(work.version)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._answer(work, nothing)) for work in works]
+        response = json_response(wire.whole([task.result() for task in tasks]))
+        response.headers[VERSION_HEADER] = str(works[0].version)
         return response
 
-    async def _stream(self, request: web.Request, work: _Work) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, works: list[Work], wire: Wire) -> web.StreamResponse:
         writer = EventWriter(
             request,
             write_s=self._config.write_s,
             buffer_bytes=self._config.write_buffer_bytes,
-            headers={VERSION_HEADER: str(work.version)},
+            headers={VERSION_HEADER: str(works[0].version)},
         )
-        head = self._head(work, "chat.completion.chunk")
+        stream = Stream(writer, wire, self._config.clients.alive_every_s)
 
-        def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-            choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
-            return {**head, "choices": [choice]}
-
-        async def begin() -> None:
-            if not writer.started:
-                await writer.start()
-                await writer.send(chunk({"role": "assistant", "content": ""}))
-
-        async def text(piece: str) -> None:
-            await begin()
-            await writer.send(chunk({"content": piece}))
+        async def one(work: Work) -> Answer:
+            answer = await self._answer(work, lambda said: stream.send(lambda: wire.said(work.index, said)))
+            await stream.send(lambda: wire.answered(answer))
+            return answer
 
         try:
-            reply = await self._sample(work, text)
-            conversation = await self._record(work, reply)
-            await begin()
-            if reply.rest:
-                await writer.send(chunk({"content": reply.rest}))
-            if "tool_calls" in reply.message:
-                calls = [{"index": i, **call} for i, call in enumerate(reply.message["tool_calls"])]
-                await writer.send(chunk({"tool_calls": calls}))
-            await writer.send({**chunk({}, reply.finish_reason), **_extras(work, reply, conversation)})
-            if work.request.include_usage:
-                await writer.send({**head, "choices": [], "usage": _usage(work, reply)})
-            await writer.end()
-        except (SlowClient, ConnectionResetError):
-            pass  # nobody is there to be told
-        except Exception as error:
+            async with stream.alive(), asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(work)) for work in works]
+            await stream.send(lambda: wire.ending([task.result() for task in tasks]))
+            await writer.end(mark=wire.mark)
+        except Exception as fault:
+            error = first_fault(fault)
+            if isinstance(error, SlowClient | ConnectionResetError):
+                return writer.response  # nobody is there to be told
             failure = as_api_error(error)
             if failure is None or not writer.started:  # the middleware answers with a status
-                raise
-            await writer.send(failure.body)
-            await writer.end()
+                raise error from None
+            name, data = wire.failed(failure)
+            await writer.send(data, event=name)
+            await writer.end(mark=wire.mark)
         return writer.response
 
-    async def _sample(self, work: _Work, on_text: Any) -> Reply:
+    async def _answer(self, work: Work, on_text: Callable[[Said], Awaitable[None]]) -> Answer:
+        """Sample and record one response; its end is told to nobody before it is on the disk."""
+        try:
+            reply = await self._sample(work, on_text)
+        except EngineRefused as error:
+            if work.wishes.bending and not isinstance(error, ContextOverflow):
+                keys = work.wishes.bending
+                said = f"the engine does not serve {', '.join(keys)}: {error}"
+                raise ApiError(400, said, param=keys[0], code="unsupported_parameter") from error
+            raise
+        conversation = await self._record(work, reply)
+        return Answer(
+            index=work.index,
+            response_id=work.response_id,
+            message=reply.message,
+            reasoning=reply.reasoning,
+            rest=reply.rest,
+            finish_reason=reply.finish_reason,
+            prompt_tokens=len(work.plan.prompt_ids),
+            completion_tokens=len(reply.action.token_ids),
+            logprobs=reply.logprobs,
+            # Fields of our own, which clients keep and do not mind.
+            extras={
+                "conversation": conversation,
+                "session": work.request.session or None,
+                "policy_versions": reply.versions,
+                "trainable": work.trainable,
+                **({} if work.trainable else {"untrainable_because": list(work.untrainable_because)}),
+            },
+        )
+
+    async def _sample(self, work: Work, on_text: Callable[[Said], Awaitable[None]]) -> Reply:
         first = True
 
-        async def told(piece: str) -> None:
+        async def told(said: Said) -> None:
             nonlocal first
             if first:
                 self._metrics.first_token.observe(time.time() - work.started_at)
                 first = False
-            await on_text(piece)
+            await on_text(said)
 
         reply = await sample_reply(
             self._engine,
@@ -226,11 +325,18 @@ class ChatApi:
             tool_format=self._renderer.tool_format,
             timeout_s=self._config.generate_s,
             on_text=told,
+            steering=work.wishes.steering,
+            reasoning=ReasoningFilter("none" if work.bare else self._reasoning, work.plan.prompt_text),
+            forced=work.wishes.forced,
+            one_call=work.wishes.one_call,
+            entry=functools.partial(self._logprob, most=work.wishes.steering.top_logprobs)
+            if work.wishes.logprobs
+            else None,
         )
         self._metrics.duration.observe(time.time() - work.started_at)
         return reply
 
-    async def _record(self, work: _Work, reply: Reply) -> str:
+    async def _record(self, work: Work, reply: Reply) -> str:
         """Write the response to the journal: its id is a receipt from here on."""
         asked = work.request
         conversation = await self._thread.run(
@@ -264,26 +370,13 @@ class ChatApi:
         )
         return conversation
 
-    def _head(self, work: _Work, kind: str) -> dict[str, Any]:
-        return {
-            "id": work.response_id,
-            "object": kind,
-            "created": int(work.started_at),
-            "model": self._recipe.model_name,
-            "system_fingerprint": f"policy-v{work.version}",
-            "policy_version": work.version,
-        }
+    def _logprob(self, token: int, logprob: float, likeliest: Sequence[Likely], *, most: int) -> dict[str, Any]:
+        """OpenAI's entry of a sampled token; the likeliest in order, of which the engine tells one more than asked."""
 
+        def shown(token: int, logprob: float) -> dict[str, Any]:
+            text = self._renderer.piece(token)
+            whole = "\ufffd" not in text
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
-def _usage(work: _Work, reply: Reply) -> dict[str, int]:
-    return usage(len(work.plan.prompt_ids), len(reply.action.token_ids))
-
-
-def _extras(work: _Work, reply: Reply, conversation: str) -> dict[str, Any]:
-    """Fields of our own, which OpenAI's clients keep and do not mind."""
-    return {
-        "conversation": conversation,
-        "session": work.request.session or None,
-        "policy_versions": reply.versions,
-        "trainable": work.trainable,
-    }
+        ranked = sorted(likeliest, key=lambda one: -one.logprob)[:most]
+        return {**shown(token, logprob), "top_logprobs": [shown(one.token_id, one.logprob) for one in ranked]}

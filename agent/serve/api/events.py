@@ -12,13 +12,15 @@ import time
 from collections import Counter, deque
 from typing import Any
 
-import msgspec
 from aiohttp import web
+
+from agent.event_stream import COMMENT, EventWriter, SlowClient, encoded
 
 _HISTORY = 512
 _QUEUE = 1024
 _WINDOW = 128
 _KEEPALIVE_S = 15.0
+_BUFFER_BYTES = 1 << 18
 
 
 class EventHub:
@@ -33,7 +35,7 @@ class EventHub:
         event = {"kind": kind, "at": time.time(), **data}
         if keep:
             self.history.append(event)
-        text = _event(kind, event)
+        text = encoded(event, event=kind)
         for queue in list(self._watchers):
             try:
                 queue.put_nowait(text)
@@ -44,33 +46,29 @@ class EventHub:
 
     async def serve(self, request: web.Request, hello: dict[str, Any], *, write_s: float) -> web.StreamResponse:
         """Answer a watcher until it goes or the server stops."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        writer = EventWriter(request, write_s=write_s, buffer_bytes=_BUFFER_BYTES)
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE)
         self._watchers.add(queue)
         try:
-            await response.prepare(request)
-            async with asyncio.timeout(write_s):
-                await response.write(_event("hello", {**hello, "history": list(self.history)}))
+            await writer.start()
+            await writer.send({**hello, "history": list(self.history)}, event="hello")
             while True:
                 try:
                     texts = [await asyncio.wait_for(queue.get(), _KEEPALIVE_S)]
                 except TimeoutError:
-                    texts = [b": still here\n\n"]
+                    texts = [COMMENT]
                 # All that is there: one at a time would fall behind on a busy loop, however fast the reader is.
                 while not queue.empty():
                     texts.append(queue.get_nowait())
-                async with asyncio.timeout(write_s):
-                    await response.write(b"".join(text for text in texts if text is not None))
+                await writer.send_encoded(text for text in texts if text is not None)
                 if None in texts:
+                    await writer.end(mark=False)
                     break
-        except TimeoutError:
-            if request.transport is not None:  # else the end of the stream would wait for the reader, for ever
-                request.transport.abort()
-        except ConnectionResetError:
-            pass
+        except (SlowClient, ConnectionResetError):
+            pass  # nobody is there to be told
         finally:
             self._watchers.discard(queue)
-        return response
+        return writer.response
 
     def close(self) -> None:
         """End every watcher's stream."""
@@ -78,10 +76,6 @@ class EventHub:
             with contextlib.suppress(asyncio.QueueFull):
                 queue.put_nowait(None)
         self._watchers.clear()
-
-
-def _event(kind: str, data: dict[str, Any]) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
 
 
 class Figures:

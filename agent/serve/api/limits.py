@@ -53,6 +53,8 @@ class Keys:
         if not self._keys:
             return "anonymous"
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+        if not scheme and (other := request.headers.get("X-Api-Key")):  # as Anthropic's clients send it
+            scheme, text = "bearer", other
         given = text.strip().encode("utf-8", "surrogateescape")  # a header may hold any bytes
         names = [name for key, name in self._keys.items() if hmac.compare_digest(key.encode(), given)]
         if scheme.lower() != "bearer" or not names:
@@ -96,17 +98,17 @@ class Gate:
         self.inside = 0
 
     @contextlib.contextmanager
-    def enter(self) -> Iterator[None]:
-        """Hold a place; raises `ApiError` 503 where there is none."""
-        if self.inside >= self.limit:
+    def enter(self, places: int = 1) -> Iterator[None]:
+        """Hold `places`; raises `ApiError` 503 where there is none."""
+        if self.inside + places > self.limit:
             raise ApiError(
                 503, f"{self.limit} generations are running already: try again shortly", code="overloaded", retry_s=1.0
             )
-        self.inside += 1
+        self.inside += places
         try:
             yield
         finally:
-            self.inside -= 1
+            self.inside -= places
 
 
 def caller_of(request: web.Request, name: str) -> str:
