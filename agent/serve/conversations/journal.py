@@ -10,12 +10,13 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from agent.episode import SamplingParams, Segment
 from agent.serve.conversations import journal_file as layout
+from agent.serve.conversations import journal_reading as reading
 from agent.serve.conversations.conversation import Conversation, Plan, Turn
 from agent.serve.conversations.feedback import Feedback, Verdict, decide
 from agent.serve.conversations.journal_file import ConversationWords, ResponseWords, VerdictWords
@@ -28,8 +29,7 @@ _AT_ONCE = 256
 _GENERATION_S = 24 * 3600.0
 """No response is generated for longer: deletions before that concern none that is under way."""
 _ANYBODY = "*"
-W = TypeVar("W")
-_pack, _unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
+_pack = msgspec.msgpack.encode
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class Journal(Database):
             "AND status NOT IN ('wiping', 'wiped') ORDER BY updated_at DESC LIMIT ?",
             *(key, self._digest(key, user), self._digest(key, session), _CANDIDATES),
         )
-        return [self._conversation(row) for row in rows]
+        return [reading.conversation(self.sql, row) for row in rows]
 
     def record(
         self,
@@ -125,7 +125,7 @@ class Journal(Database):
         kept = not self._deleted_since(started_at, plan.after, key, user, session)
         if kept and row is not None and row["status"] == "open" and turns == plan.turn:
             conversation, turn, observation = plan.base, plan.turn, plan.added
-            said.prompt = self._words(row["words"], ConversationWords).prompt
+            said.prompt = reading.words(self.sql, row["words"], ConversationWords).prompt
             texts.put(self.sql, _pack(said), row["words"])
             self.sql.execute(
                 "UPDATE conversations SET updated_at = ?, trainable = min(trainable, ?) WHERE id = ?",
@@ -216,7 +216,7 @@ class Journal(Database):
     def _write(self, feedback: Feedback, weighed: Weighed) -> None:
         turn, now = weighed.turn, self.clock()
         row = self.all("SELECT words FROM responses WHERE id = ?", turn.response_id)[0]
-        words = self._words(row["words"], ResponseWords)
+        words = reading.words(self.sql, row["words"], ResponseWords)
         words.metadata, words.comment, words.correction = turn.metadata, turn.comment, turn.correction
         texts.put(self.sql, _pack(words), row["words"])
         self.sql.execute(
@@ -260,12 +260,12 @@ class Journal(Database):
         gone = row["status"] in ("wiping", "wiped")
         if user is not None and not gone and row["user"] != self._digest(key, user):
             return None
-        return self._conversation(row)
+        return reading.conversation(self.sql, row)
 
     def conversation(self, conversation_id: str) -> Conversation | None:
         """One conversation with its turns."""
         row = self._row(conversation_id)
-        return None if row is None else self._conversation(row)
+        return None if row is None else reading.conversation(self.sql, row)
 
     def status_of(self, conversation_id: str) -> str:
         """A conversation's state; "" if there is none of that id."""
@@ -274,47 +274,6 @@ class Journal(Database):
     def _row(self, conversation_id: str) -> sqlite3.Row | None:
         rows = self.all("SELECT * FROM conversations WHERE id = ?", conversation_id)
         return rows[0] if rows else None
-
-    def _words(self, number: int | None, kind: type[W]) -> W:
-        data = texts.read(self.sql, number)
-        return _unpack(data, type=kind) if data else kind()
-
-    def _conversation(self, row: sqlite3.Row) -> Conversation:
-        said = self._words(row["words"], ConversationWords)
-        turns = self.all("SELECT * FROM responses WHERE conversation = ? ORDER BY turn", row["id"])
-        return Conversation(
-            id=row["id"],
-            key=row["key"],
-            user=said.user,
-            session=said.session,
-            status=row["status"],
-            trainable=bool(row["trainable"]),
-            messages=said.messages,
-            tools=said.tools,
-            prompt=layout.segment(said.prompt),
-            sampling=_unpack(row["sampling"], type=SamplingParams),
-            created_at=row["created_at"],
-            updated_at=row["updated_at"],
-            turns=[self._turn(turn) for turn in turns],
-        )
-
-    def _turn(self, row: sqlite3.Row) -> Turn:
-        said = self._words(row["words"], ResponseWords)
-        return Turn(
-            response_id=row["id"],
-            action=layout.segment(said.action),
-            observation=None if said.observation is None else layout.segment(said.observation),
-            version=row["version"],
-            created_at=row["created_at"],
-            generate_s=row["generate_s"],
-            reward=row["reward"],
-            final=bool(row["final"]),
-            metadata=said.metadata,
-            answered_at=row["answered_at"],
-            explicit=bool(row["explicit"]),
-            comment=said.comment,
-            correction=said.correction,
-        )
 
     # -- what is to be done
 
@@ -376,7 +335,7 @@ class Journal(Database):
             query = "SELECT * FROM conversations WHERE key = ? AND user = ? AND session = ? AND id != ? "
             query += "AND status NOT IN ('wiping', 'wiped')"
             siblings = self.all(query, key, row["user"], row["session"], conversation_id)
-            ids += [sibling["id"] for sibling in siblings if said & _words_of(self._conversation(sibling))]
+            ids += [sibling["id"] for sibling in siblings if said & _words_of(reading.conversation(self.sql, sibling))]
         return self._delete_all(ids)
 
     def delete_session(self, session: str, key: str, user: str | None = None) -> list[str]:
