@@ -192,9 +192,9 @@ class Journal(Database):
         turns = [new if t is turn else t for t in conversation.turns]
         return Weighed(conversation, msgspec.structs.replace(conversation, turns=turns), new, verdict)
 
-    def give(self, feedback: Feedback, key: str, ttl_s: float) -> Answered:
-        """Write feedback; raises as `weigh` does."""
-        weighed = self.weigh(feedback, key, ttl_s)
+    def give(self, feedback: Feedback, key: str, ttl_s: float, weighed: Weighed | None = None) -> Answered:
+        """Write feedback; raises as `weigh` does, which need not be done again in the same operation."""
+        weighed = weighed or self.weigh(feedback, key, ttl_s)
         conversation, turn, verdict = weighed.conversation, weighed.turn, weighed.verdict
         if not verdict.duplicate:
             self._write(feedback, weighed)

@@ -62,7 +62,8 @@ class Judging:
         weighed = [self._journal.weigh(feedback, key, self._ttl_s) for feedback in given]
         if any(_is_closed(one.conversation) and one.verdict.counts for one in weighed):
             return None
-        return [self._journal.give(feedback, key, self._ttl_s) for feedback in given]
+        both = zip(given, weighed, strict=True)
+        return [self._journal.give(feedback, key, self._ttl_s, one) for feedback, one in both]
 
     async def _revise(self, given: Sequence[Feedback], key: str) -> list[Answered]:
         names = await self._thread.run(lambda: self._journal.owners_of(given, key))
