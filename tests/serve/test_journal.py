@@ -183,6 +183,10 @@ def test_a_user_and_a_session_are_deleted_whole_and_nothing_else(bench: Bench) -
     mine = [bench.reply(user="ann", session=session)[1] for session in ("", "s", "t")]
     other = [bench.reply(user=user, session="s")[1] for user in ("bob", "")]
     assert bench.do(lambda: bench.journal.delete_session("s", "k", "ann")) == [mine[1]]
+    nameless = bench.reply(user="", session="n")[1]
+    assert bench.do(lambda: bench.journal.delete_session("n", "k", "bob")) == []
+    assert bench.do(lambda: bench.journal.delete_session("t", "k", "")) == [], "of those without a name, not of all"
+    assert bench.do(lambda: bench.journal.delete_session("n", "k", "")) == [nameless]
     assert bench.do(lambda: bench.journal.delete_user("ann", "another")) == []
     assert set(bench.do(lambda: bench.journal.delete_user("ann", "k"))) == {mine[0], mine[2]}
     assert bench.do(lambda: bench.journal.delete_user("ann", "k")) == []

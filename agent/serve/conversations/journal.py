@@ -28,7 +28,8 @@ _CANDIDATES = 16
 _AT_ONCE = 256
 _GENERATION_S = 24 * 3600.0
 """No response is generated for longer: deletions before that concern none that is under way."""
-_ANYBODY = "*"
+_ANY = "*"
+"""In the table of deletions, for every user, or every session."""
 _pack = msgspec.msgpack.encode
 
 
@@ -159,7 +160,7 @@ class Journal(Database):
     def _deleted_since(self, started_at: float, after: str, key: str, user: str, session: str) -> bool:
         if after and self.status_of(after) in ("wiping", "wiped"):
             return True
-        names = (self._digest(key, user), _ANYBODY, self._digest(key, session), "")
+        names = (self._digest(key, user), _ANY, self._digest(key, session), _ANY)
         query = "SELECT 1 FROM deletions WHERE key = ? AND user IN (?, ?) AND session IN (?, ?) AND at >= ?"
         return self.one(query, key, *names, started_at) is not None
 
@@ -340,21 +341,20 @@ class Journal(Database):
 
     def delete_session(self, session: str, key: str, user: str | None = None) -> list[str]:
         """Begin to wipe all of a session, of one user or of every one of the key; which conversations."""
-        return self._delete_where("session = ?", key, user, self._digest(key, session))
+        wanted = {"key": key, "session": self._digest(key, session)}
+        return self._delete_where(wanted if user is None else {**wanted, "user": self._digest(key, user)})
 
     def delete_user(self, user: str, key: str) -> list[str]:
         """Begin to wipe everything that a user of the key has said; which conversations."""
-        return self._delete_where("session >= ?", key, user, "")
+        return self._delete_where({"key": key, "user": self._digest(key, user)})
 
-    def _delete_where(self, condition: str, key: str, user: str | None, session: str) -> list[str]:
-        whose = _ANYBODY if user is None else self._digest(key, user)
-        self.sql.execute("INSERT INTO deletions VALUES (?, ?, ?, ?)", (key, whose, session, self.clock()))
-        rows = self.all(
-            f"SELECT id FROM conversations WHERE key = ? AND (? = ? OR user = ?) AND {condition} "
-            "AND status NOT IN ('wiping', 'wiped')",
-            *(key, whose, _ANYBODY, whose, session),
-        )
-        return self._delete_all([row["id"] for row in rows])
+    def _delete_where(self, wanted: dict[str, str]) -> list[str]:
+        """`wanted`: what columns must hold; users and sessions by digest."""
+        said = [wanted.get(column, _ANY) for column in ("key", "user", "session")]
+        self.sql.execute("INSERT INTO deletions VALUES (?, ?, ?, ?)", (*said, self.clock()))
+        conditions = " AND ".join(f"{column} = ?" for column in wanted)
+        query = f"SELECT id FROM conversations WHERE {conditions} AND status NOT IN ('wiping', 'wiped')"
+        return self._delete_all([row["id"] for row in self.all(query, *wanted.values())])
 
     def _delete_all(self, ids: list[str]) -> list[str]:
         for conversation_id in ids:
