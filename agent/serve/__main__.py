@@ -1,6 +1,7 @@
 """Serve a model that learns from feedback, over OpenAI's API: `python -m agent.serve RECIPE [key=value ...]`.
 
 python -m agent.serve recipes/style_shift_tiny.yaml --learn serve.port=8000
+python -m agent.serve export runs/style_shift_tiny --out said.jsonl     # all that was said and judged; see its --help
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from agent.child_processes import announce_port
 from agent.descriptors import TooFewDescriptors
 from agent.doors.door import DoorFault
 from agent.engines.base import EngineFault
+from agent.serve import export
 from agent.serve.api.request_ids import RequestIdFilter
 from agent.serve.config import ServeError, ServeRecipe, load_recipe
 from agent.serve.doors.own_key import OwnKey
@@ -28,6 +30,9 @@ from agent.store.protocol import StoreFault
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; 0, 1 if a part of it fails, 2 where it cannot start."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["export"]:
+        return export.main(argv[1:])
     description, _, example = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         prog="python -m agent.serve",

@@ -16,6 +16,7 @@ from agent.chat.settings import ChatConfig
 from agent.configuration_errors import wrong_keys
 from agent.doors.door import is_loopback
 from agent.serve.doors.settings import DoorsConfig
+from agent.serve.owner_config import EventsConfig, FeedbackConfig, FiguresConfig
 from envs.key_values import WrongWord, override
 
 
@@ -93,8 +94,11 @@ class ServeConfig(BaseModel):
     """How long a client may leave a chunk unread before its generation is stopped."""
     write_buffer_bytes: int = Field(default=1 << 16, ge=1)
     """What may wait for a slow client inside this process."""
-    feedback_ttl_s: float = Field(default=3600.0, gt=0)
-    """How long a response waits for feedback; after that it expires unlearned and feedback is answered 410."""
+    feedback_ttl_s: float = Field(default=7 * 24 * 3600.0, gt=0)
+    """How long a verdict on a response is taken; after that it expires unlearned and feedback is answered 410."""
+    feedback: FeedbackConfig = FeedbackConfig()
+    figures: FiguresConfig = FiguresConfig()
+    events: EventsConfig = EventsConfig()
     retention_s: float = Field(default=30 * 24 * 3600.0, gt=0)
     """What was said is wiped so long after a conversation's last sign of life."""
     delivery_wait_s: float = Field(default=1.0, ge=0)

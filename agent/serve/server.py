@@ -102,7 +102,7 @@ class Server:
         journal = await asyncio.to_thread(Journal, recipe.folder / "journal.sqlite", max_bytes=config.max_journal_bytes)
         thread = DatabaseThread(journal)
         stack.push_async_callback(asyncio.to_thread, thread.close)
-        hub, figures = EventHub(), Figures()
+        hub, figures = EventHub(), Figures(config.figures.styles)
         store = await self._open_store(stack)
         stored = (await store.status()).version
         versions = Versions(
@@ -127,7 +127,9 @@ class Server:
             await self._background(stack, follower.run(versions))
         elif stored < current.number:
             await store.set_version(current.number)
-        delivery = Delivery(thread, journal, store, config, worker=f"{recipe.name}-{recipe.folder.name}")
+        recordings = recipe.run_dir / "batches"  # where the learner of the run keeps some, with learner.record_batches
+        worker = f"{recipe.name}-{recipe.folder.name}"
+        delivery = Delivery(thread, journal, store, config, worker=worker, recordings=recordings)
         chat = ChatApi(
             recipe,
             renderer,

@@ -1,6 +1,7 @@
 """`python -m agent.store --path runs/x/episodes.sqlite tasks=400 batch=16`: run the episode store.
 
 `python -m agent.store prune runs/x`: make room in its file (see `agent.store.pruning`).
+`python -m agent.store replay runs/x --into runs/y`: learn from its episodes again (see `agent.store.replaying`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from agent.configuration_errors import wrong_keys
 from agent.descriptors import raise_limit
 from agent.doors.door import DoorFault, check_host
 from agent.doors.keys import given_key
-from agent.store import pruning
+from agent.store import pruning, replaying
 from agent.store.config import StoreConfig, read_config
 from agent.store.ledger import Ledger
 from agent.store.protocol import StoreFault, StoreInUse
@@ -37,13 +38,16 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["prune"]:
         return pruning.main(argv[1:])
+    if argv[:1] == ["replay"]:
+        return replaying.main(argv[1:])
     parser = argparse.ArgumentParser(
         prog="python -m agent.store",
         description="The episode store: one SQLite file behind HTTP. It prints its address once it answers.",
         epilog=f"{textwrap.fill('keys (see agent/store/config.py): ' + ', '.join(StoreConfig.model_fields), 78)}\n\n"
         "example: python -m agent.store --path runs/x/episodes.sqlite --port 8700 tasks=400 batch=16\n"
         "         SAO_KEY=... python -m agent.store --path runs/x/episodes.sqlite --host 0.0.0.0 --port 8700\n\n"
-        "To make room in the file, also while this runs: python -m agent.store prune --help",
+        "To make room in the file, also while this runs: python -m agent.store prune --help\n"
+        "To offer a run's episodes to another one's learner: python -m agent.store replay --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--path", required=True, type=Path, help="the SQLite file; made if it is not there")

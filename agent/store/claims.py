@@ -19,7 +19,7 @@ class Claims:
     """The claims of one ledger.
 
     A claim's life: take ──▶ open ──commit──▶ committed: its episodes are trained, for good
-                              └──release, recover──▶ released: its episodes are ready again
+                              └──release, recover──▶ released: its episodes are ready again (deleted ones: dropped)
 
     A committed claim may hold its slots of the staleness budget a little longer: until the version that it made is
     announced, or until the next claim (which shows that the learner has published, or will not).
@@ -51,7 +51,10 @@ class Claims:
         if state is not None:
             if state != "open":
                 raise StoreFault(f"claim {claim_id} is {state}: take a new one")
-            return self._read(claim_id)
+            claim = self._read(claim_id)
+            if not all(claim.episodes):
+                raise StoreFault(f"an episode of claim {claim_id} was deleted at its user's wish: take a new one")
+            return claim
         self.prepare(version)
         chosen = rules.choose(
             config,
@@ -125,8 +128,8 @@ class Claims:
         if state == "committed":
             raise StoreFault(f"claim {claim_id} is committed: its episodes were trained and cannot be given back")
         self._tables.sql.execute(
-            "UPDATE episode_rows SET status = 'ready', claim = NULL, claimed_at = NULL "
-            "WHERE claim = ? AND status = 'claimed'",
+            "UPDATE episode_rows SET status = CASE WHEN gone IS NULL THEN 'ready' ELSE 'dropped' END, claim = NULL, "
+            "claimed_at = NULL WHERE claim = ? AND status = 'claimed'",
             (claim_id,),
         )
         self._tables.sql.execute(

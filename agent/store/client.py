@@ -183,12 +183,18 @@ class StoreClient:
         """Hand in an episode that no ticket was leased for; returns after it is on the disk. Safe to repeat."""
         return await self._call("PUT", f"/episodes/{episode.id}", Ending, data=encode(episode))
 
-    async def forget(self, episode_id: str) -> None:
-        """Wipe what an offered episode says, so that it is never trained (again). Safe to repeat.
+    async def replace(self, episode: Episode) -> Ending:
+        """Offer again what has changed; "superseded" if it does not wait for the learner any more. Safe to repeat."""
+        query = {"replace": "1"}
+        return await self._call("PUT", f"/episodes/{episode.id}", Ending, data=encode(episode), query=query)
 
-        `StoreFault` while a claim holds it: repeat later.
+    async def forget(self, episode_id: str) -> bool:
+        """Delete what an offered episode says, from the file and its log, so that it is never trained (again).
+
+        False while a claim holds it: the learner has it in memory, and perhaps in its recordings. Safe to repeat.
+        `StoreFault` too where it must be repeated.
         """
-        await self._call("DELETE", f"/episodes/{episode_id}", None)
+        return await self._call("DELETE", f"/episodes/{episode_id}", bool)
 
     # -- displays
 

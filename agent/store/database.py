@@ -14,10 +14,14 @@ from agent.store.protocol import StoreFault, StoreFull, StoreInUse
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_READERS_MS = 200
 
 
 class Database:
     """An SQLite file (WAL, synchronous=FULL) with one owner: a second one is refused by a lock file beside it.
+
+    Deleted rows are overwritten with zeros. What people said, and may want to be gone, belongs into
+    `agent.store.texts`; after it is deleted `settle` takes it out of the log too.
 
     Not thread-safe: use it from one thread. Every change happens inside `apply`. `schema` (SQL, run at every opening)
     must make the tables `meta`, `counters` and `events` where their methods are used; a file of an older `version` of
@@ -44,9 +48,11 @@ class Database:
             # isolation_level None: transactions are opened and closed by `apply` alone.
             self.sql = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             self.sql.row_factory = sqlite3.Row
-            self.sql.execute("PRAGMA auto_vacuum=INCREMENTAL")  # counts for new files alone, and before all else
+            self.sql.execute("PRAGMA page_size=4096")  # counts for new files alone, as the next one does
+            self.sql.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before all else
             self.sql.execute("PRAGMA journal_mode=WAL")
             self.sql.execute("PRAGMA synchronous=FULL")
+            self.sql.execute("PRAGMA secure_delete=ON")  # not left to how SQLite was built; see `settle`
             if max_bytes is not None:
                 self.limit(max_bytes)
             written = self._written(version)
@@ -58,6 +64,7 @@ class Database:
             if written < version and migrate is not None:
                 migrate(self.sql, written)
             self.sql.executescript(schema)
+            self.settle()  # what was deleted before a crash
             self.apply([lambda: self.set_meta("schema", str(version))])
         except sqlite3.DatabaseError as error:
             self.close()
@@ -134,6 +141,19 @@ class Database:
             self.sql.execute("RELEASE operation")
         self.sql.execute("COMMIT")
         return answers
+
+    def settle(self) -> bool:
+        """Empty the write-ahead log into the file, so that what was deleted is in neither any more; outside of `apply`.
+
+        False where somebody reads an older state of the file just now: repeat the call.
+        """
+        usual = self.one("PRAGMA busy_timeout")
+        self.sql.execute(f"PRAGMA busy_timeout={_READERS_MS}")  # whoever waits for this thread does not wait for them
+        try:
+            busy, _, _ = self.sql.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            self.sql.execute(f"PRAGMA busy_timeout={usual}")
+        return not busy
 
     def _makes_room(self) -> bool:
         if self._making_room:

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from agent.store.database import Database
 
 T = TypeVar("T")
-Job = tuple[Callable[[], Any], "Future[Any]"]
+Job = tuple[Callable[[], Any] | None, "Future[Any]"]
+"""What to run (None: settle the file), and whose answer it is."""
 
 
 class DatabaseThread:
@@ -36,6 +37,12 @@ class DatabaseThread:
         """
         job: Future[T] = Future()
         self._jobs.put((operation, job))
+        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(job)), timeout_s)
+
+    async def settle(self, *, timeout_s: float = 60.0) -> bool:
+        """`Database.settle`, between two groups; calls that wait for it together share it."""
+        job: Future[bool] = Future()
+        self._jobs.put((None, job))
         return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(job)), timeout_s)
 
     def close(self) -> None:
@@ -64,11 +71,18 @@ class DatabaseThread:
         self._database.close()
 
     def _settle(self, jobs: list[Job]) -> None:
+        changes = [(operation, job) for operation, job in jobs if operation is not None]
+        self._answer([job for _, job in changes], lambda: self._database.apply([change for change, _ in changes]))
+        waiting = [job for operation, job in jobs if operation is None]
+        if waiting:
+            self._answer(waiting, lambda: [self._database.settle()] * len(waiting))
+
+    def _answer(self, jobs: list[Future[Any]], work: Callable[[], list[Any]]) -> None:
         try:
-            answers = self._database.apply([operation for operation, _ in jobs])
+            answers = work() if jobs else []
         except Exception as error:  # the thread must live on: every caller hears of it
             answers = [error] * len(jobs)
-        for (_, job), answer in zip(jobs, answers, strict=True):
+        for job, answer in zip(jobs, answers, strict=True):
             if isinstance(answer, Exception):
                 job.set_exception(answer)
             else:

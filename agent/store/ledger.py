@@ -33,6 +33,7 @@ class Ledger(Tables):
         ready ──claims.take: too old────────────────────────────▶ stale [slot back]
         ready ──tickets.fail: a member of its group is lost─────▶ dropped [slot back]
         ready ──offers.forget───────────────────────────────────▶ dropped, and wiped [slot back]
+        ready ──offers.replace──────────────────────────────────▶ ready, with another verdict, in its place
 
         trained, stale, dropped ──prune, make_room──▶ the same without its tokens (see `agent.store.retention`)
 

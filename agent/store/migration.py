@@ -10,7 +10,7 @@ from agent.store.protocol import StoreFault
 
 log = logging.getLogger(__name__)
 
-OLDEST = 1
+OLDEST, WITHOUT_TEXTS = 1, 2
 _LEFT, _STEP = "episodes_v1", 64
 
 
@@ -19,6 +19,9 @@ def begin(sql: sqlite3.Connection, written: int) -> None:
 
     One transaction, in which the file becomes one of today's schema: a crash leaves either layout whole.
     """
+    if written == WITHOUT_TEXTS:  # the view is made again, over one table more
+        sql.execute("DROP VIEW IF EXISTS episodes")
+        return
     if written != OLDEST:
         raise StoreFault(f"schema {written} is not known to this program")
     sql.executescript(f"""

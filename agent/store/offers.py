@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.episode import Episode
-from agent.store import rules
+from agent.store import rules, texts
 from agent.store.protocol import Ending, StoreFault
 from agent.store.tables import Tables
 
@@ -55,6 +55,7 @@ class Offers:
             issued_at=episode.timings.issued_at or now,
             issued_version=episode.actions[0].versions[0],
             finished_at=now,
+            private=True,
         )
         tables.count("accepted")
         tables.count("offered")
@@ -64,26 +65,52 @@ class Offers:
         tables.event(now, episode.id, "dropped", reason)
         return Ending("dropped", reason)
 
-    def forget(self, episode_id: str) -> None:
-        """Wipe what an offered episode says; its figures stay, so that it is not taken a second time.
+    def replace(self, episode: Episode, data: bytes) -> Ending:
+        """Put `episode` in the place of the offered one of its id, whose verdict or length has changed; `take` it if
+        there is none.
 
-        One that is not trained yet never will be. Forgetting twice, or what was never here, is harmless. Raises
-        `StoreFault` while a claim holds it: repeat the call when the learner's step is over.
+        Only what waits for the learner can be replaced; else "superseded", and the reason says where it is by now.
         """
         tables = self._tables
-        rows = tables.all("SELECT status, kind FROM episode_rows WHERE id = ?", episode_id)
+        rows = tables.all("SELECT number, status, kind, gone FROM episode_rows WHERE id = ?", episode.id)
         if not rows:
-            return
-        if rows[0]["kind"] != SERVED:
-            raise StoreFault(f"episode {episode_id} belongs to a ticket and to the record of its run; it stays")
-        if rows[0]["status"] == "claimed":
-            raise StoreFault(f"episode {episode_id} is in a claim just now: repeat the call when the step is over")
+            return self.take(episode, data)
+        row = rows[0]
+        if row["kind"] != SERVED or row["status"] != "ready" or row["gone"] is not None:
+            state = "deleted" if row["gone"] == "wiped" else row["status"]
+            return Ending("superseded", f"its episode is {state}: only one that waits for the learner can change")
+        versions = episode.sampled_by
+        texts.put(tables.sql, data, row["number"])
+        tables.sql.execute("DELETE FROM episode_data WHERE number = ?", (row["number"],))  # of an older version
         tables.sql.execute(
-            "DELETE FROM episode_data WHERE number = (SELECT number FROM episode_rows WHERE id = ?)", (episode_id,)
+            "UPDATE episode_rows SET reward = ?, tokens = ?, turns = ?, oldest_version = ?, newest_version = ? "
+            "WHERE number = ?",
+            (episode.reward, episode.action_tokens, len(episode.actions), versions[0], versions[-1], row["number"]),
         )
+        tables.count("replaced")
+        return Ending("accepted")
+
+    def forget(self, episode_id: str) -> bool:
+        """Delete what an offered episode says; its figures stay, so that it is not taken a second time.
+
+        One that is not trained yet never will be, unless a claim holds it: then its bytes are gone here, and False says
+        that the learner has them in memory until its step is over. Deleting twice, or what was never here, is harmless.
+        Raises `StoreFault` for an episode of a ticket. The file's log has the bytes until `settle`.
+        """
+        tables = self._tables
+        rows = tables.all("SELECT number, status, kind FROM episode_rows WHERE id = ?", episode_id)
+        if not rows:
+            return True
+        row = rows[0]
+        if row["kind"] != SERVED:
+            raise StoreFault(f"episode {episode_id} belongs to a ticket and to the record of its run; it stays")
+        tables.sql.execute("DELETE FROM episode_data WHERE number = ?", (row["number"],))
+        texts.drop(tables.sql, row["number"])
+        # The task of a served episode is a digest of its prompt, by which a short one could be guessed.
         tables.sql.execute(
-            "UPDATE episode_rows SET gone = 'wiped', status = CASE status WHEN 'ready' THEN 'dropped' ELSE status END "
-            "WHERE id = ?",
-            (episode_id,),
+            "UPDATE episode_rows SET gone = 'wiped', task_id = 'wiped', "
+            "status = CASE status WHEN 'ready' THEN 'dropped' ELSE status END WHERE number = ?",
+            (row["number"],),
         )
         tables.count("forgotten")
+        return bool(row["status"] != "claimed")

@@ -128,6 +128,7 @@ def _open(path: Path, *, read_only: bool) -> sqlite3.Connection:
     address = f"{path.resolve().as_uri()}?mode={'ro' if read_only else 'rw'}"
     sql = sqlite3.connect(address, uri=True, timeout=_BUSY_S, isolation_level=None)
     try:
+        sql.execute("PRAGMA secure_delete=ON")
         written = sql.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
     except sqlite3.DatabaseError as error:
         sql.close()

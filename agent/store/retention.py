@@ -12,6 +12,8 @@ from dataclasses import dataclass
 FINISHED = "status IN ('trained', 'stale', 'dropped') AND gone IS NULL"
 """Which rows may be pruned: what no claim takes again, and still has its tokens. Evaluations are read on resume."""
 
+_BYTES = "SELECT number, data FROM episode_data UNION ALL SELECT number, data FROM texts"
+
 STEP_EPISODES, STEP_BYTES, STEP_PAGES = 64, 16 * 2**20, 1024
 """What one step does at most (some milliseconds of disk); one episode is pruned in any case."""
 
@@ -38,7 +40,7 @@ def excess(sql: sqlite3.Connection, keep: int) -> int:
 def prunable(sql: sqlite3.Connection, keep: int) -> Pruned:
     """What pruning to the newest `keep` would take away."""
     count, size = sql.execute(
-        f"SELECT count(*), coalesce(sum(length(data)), 0) FROM episode_data JOIN (SELECT number FROM episode_rows "
+        f"SELECT count(*), coalesce(sum(length(data)), 0) FROM ({_BYTES}) JOIN (SELECT number FROM episode_rows "
         f"WHERE {FINISHED} ORDER BY number LIMIT ?) USING (number)",
         (excess(sql, keep),),
     ).fetchone()
@@ -53,8 +55,9 @@ def prune_step(sql: sqlite3.Connection, keep: int, most: int = STEP_EPISODES) ->
     """
     most = min(most, STEP_EPISODES, excess(sql, keep))
     rows = sql.execute(
-        f"SELECT number, coalesce(length(data), 0) FROM (SELECT number FROM episode_rows WHERE {FINISHED} "
-        "ORDER BY number LIMIT ?) LEFT JOIN episode_data USING (number)",
+        f"SELECT number, coalesce(length(d.data), length(t.data), 0) FROM (SELECT number FROM episode_rows "
+        f"WHERE {FINISHED} ORDER BY number LIMIT ?) LEFT JOIN episode_data d USING (number) "
+        "LEFT JOIN texts t USING (number)",
         (most,),
     ).fetchall()
     taken: list[tuple[int]] = []
@@ -65,6 +68,7 @@ def prune_step(sql: sqlite3.Connection, keep: int, most: int = STEP_EPISODES) ->
         taken.append((number,))
         size += length
     sql.executemany("DELETE FROM episode_data WHERE number = ?", taken)
+    sql.executemany("DELETE FROM texts WHERE number = ?", taken)
     sql.executemany("UPDATE episode_rows SET gone = 'pruned' WHERE number = ?", taken)
     if taken:
         sql.execute(

@@ -331,11 +331,16 @@ class StoreServer:
         episode = await _decoded(data)  # EpisodeError is a ValueError: 400
         if episode.id != request.match_info["id"]:
             raise web.HTTPBadRequest(text=f"the episode's id is {episode.id}, not {request.match_info['id']}")
-        return _packed(await self._change(lambda: self.ledger.offers.take(episode, data)))
+        offers = self.ledger.offers
+        take = offers.replace if request.query.get("replace") else offers.take
+        return _packed(await self._change(lambda: take(episode, data)))
 
     async def _forget(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
-        return _packed(await self._change(lambda: self.ledger.offers.forget(name)))
+        free = await self._change(lambda: self.ledger.offers.forget(name))
+        if not await self._thread.settle():
+            raise StoreFault(f"{name} is deleted, but somebody who reads the file keeps it in the log: repeat the call")
+        return _packed(free)
 
 
 async def serve(

@@ -1,7 +1,8 @@
 """The ledger's tables, and what more than one of its parts reads or writes in them.
 
 An episode is two rows: its figures in `episode_rows`, which change with its life, and its bytes in `episode_data`,
-which are written once and never moved. Whoever reads both reads the view `episodes`.
+which are written once and never moved. Those of offered episodes, which are people's words, are in `texts` instead
+(`agent.store.texts`). Whoever reads both reads the view `episodes`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.episode import Episode
-from agent.store import migration, rules
+from agent.store import migration, rules, texts
 from agent.store.config import StoreConfig
 from agent.store.database import Database
 from agent.store.protocol import StoreFault
 from agent.store.retention import FINISHED
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -45,8 +46,9 @@ CREATE INDEX IF NOT EXISTS episodes_claim ON episode_rows (claim) WHERE claim IS
 CREATE INDEX IF NOT EXISTS episodes_evaluation ON episode_rows (evaluation) WHERE evaluation IS NOT NULL;
 CREATE INDEX IF NOT EXISTS episodes_finished ON episode_rows (number) WHERE {FINISHED};
 CREATE TABLE IF NOT EXISTS episode_data (number INTEGER PRIMARY KEY, data BLOB NOT NULL);
-CREATE VIEW IF NOT EXISTS episodes AS
-    SELECT r.*, coalesce(d.data, x'') AS data FROM episode_rows r LEFT JOIN episode_data d ON d.number = r.number;
+{texts.SCHEMA}
+CREATE VIEW IF NOT EXISTS episodes AS SELECT r.*, coalesce(d.data, t.data, x'') AS data FROM episode_rows r
+    LEFT JOIN episode_data d ON d.number = r.number LEFT JOIN texts t ON t.number = r.number;
 CREATE TABLE IF NOT EXISTS ticket_environments (
     ticket TEXT PRIMARY KEY, environment TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS claims (
@@ -193,8 +195,9 @@ class Tables(Database):
         finished_at: float,
         group_id: str | None = None,
         evaluation: str | None = None,
+        private: bool = False,
     ) -> None:
-        """A new row for `episode`, whose encoding is `data`. Times are Unix seconds."""
+        """A new row for `episode`, whose encoding is `data`. Times are Unix seconds. `private`: people's words."""
         versions = episode.sampled_by
         made = self.sql.execute(
             "INSERT INTO episode_rows (id, kind, status, unit, task_index, epoch, group_id, env_id, task_id, reward, "
@@ -207,4 +210,7 @@ class Tables(Database):
                 *(attempt, issued_at, issued_version, finished_at, evaluation),
             ),
         )
-        self.sql.execute("INSERT INTO episode_data VALUES (?, ?)", (made.lastrowid, data))
+        if private:
+            texts.put(self.sql, data, made.lastrowid)
+        else:
+            self.sql.execute("INSERT INTO episode_data VALUES (?, ?)", (made.lastrowid, data))

@@ -6,11 +6,21 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.episode import SamplingParams, Segment
 from agent.serve.api.limits import RateLimit
-from agent.serve.conversations.conversation import Conversation, Turn, episode_of, plan_turn
-from agent.serve.conversations.feedback import Feedback, decide, read_feedback
+from agent.serve.conversations.conversation import (
+    Aggregate,
+    Conversation,
+    Turn,
+    before_turn,
+    credited,
+    episode_of,
+    plan_turn,
+)
+from agent.serve.conversations.feedback import Feedback, decide, read_feedback, read_preference
 from agent.wire.errors import ApiError
 from agent.wire.request import ChatRequest, read_chat_request
 
@@ -39,8 +49,8 @@ def conversation(*turns: Turn, status: str = "open", session: str = "s", **field
     return Conversation(status=status, session=session, turns=list(turns), **{**values, **fields})
 
 
-def give(reward: float = 1.0, final: bool | None = None) -> Feedback:
-    return Feedback("r0", reward, final, {})
+def give(reward: float | None = 1.0, final: bool | None = None, **fields: Any) -> Feedback:
+    return Feedback("r0", reward, final, {}, **fields)
 
 
 def refused(feedback: Feedback, where: Conversation, *, now: float = 101.0) -> int:
@@ -56,24 +66,87 @@ def test_the_default_of_final_is_true_outside_of_sessions_only() -> None:
     assert decide(give(final=True), inside, inside.turns[0], now=101, ttl_s=TTL).closes
 
 
-def test_the_same_again_is_a_duplicate_and_another_verdict_a_conflict() -> None:
-    """Case G5."""
+def test_the_same_again_is_a_duplicate_and_another_verdict_replaces_it() -> None:
+    """Case G5, and who has misclicked may say so. Whether the learner has it by then is the store's to say."""
     open_ = conversation(turn(0, 1.0))
     closed = conversation(turn(0, 1.0, final=True), status="answered")
-    for where in (open_, closed):
+    delivered = conversation(turn(0, 1.0, final=True), status="delivered")
+    for where in (open_, closed, delivered):
         assert decide(give(), where, where.turns[0], now=9999, ttl_s=TTL).duplicate
-        assert refused(give(0.5), where) == 409
+        other = decide(give(0.5), where, where.turns[0], now=101, ttl_s=TTL)
+        assert (other.duplicate, other.counts, other.closes) == (False, True, False)
     assert refused(give(final=False), closed) == 409
     upgrade = decide(give(final=True), open_, open_.turns[0], now=101, ttl_s=TTL)
     assert (upgrade.duplicate, upgrade.closes, upgrade.final) == (False, True, True)
 
 
 def test_late_closed_and_deleted_are_told_apart() -> None:
-    """Case G5: 410 for what is too late, 409 for what is decided."""
+    """Case G5: 410 for what is too late or deleted; a turn of a closed conversation may still be judged."""
     assert refused(give(), conversation(turn(0)), now=100 + TTL + 1) == 410
     assert refused(give(), conversation(turn(0), status="expired")) == 410
     assert refused(give(), conversation(turn(0), status="wiped")) == 410
-    assert refused(give(), conversation(turn(0), turn(1, 1.0), status="delivered")) == 409
+    assert refused(give(0.5), conversation(turn(0, 1.0), status="delivered"), now=100 + TTL + 1) == 410
+    closed = conversation(turn(0), turn(1, 1.0), status="delivered")
+    assert decide(give(), closed, closed.turns[0], now=101, ttl_s=TTL).counts
+
+
+def test_a_signal_counts_until_there_is_a_verdict_and_closes_nothing() -> None:
+    """A client that says `copy` must not outvote the person who then says Bad."""
+    alone = conversation(turn(0), session="")
+    first = decide(give(0.8, signal="copy"), alone, alone.turns[0], now=101, ttl_s=TTL)
+    assert (first.counts, first.closes) == (True, False)
+    signalled = conversation(turn(0, 0.8, explicit=False), session="")
+    second = decide(give(0.0), signalled, signalled.turns[0], now=101, ttl_s=TTL)
+    assert (second.counts, second.closes) == (True, True)
+    same = decide(give(0.8), signalled, signalled.turns[0], now=101, ttl_s=TTL)
+    assert same.counts, "said by a person, and of the same worth"
+    judged = conversation(turn(0, 0.0), session="")
+    late = decide(give(0.8, signal="copy"), judged, judged.turns[0], now=101, ttl_s=TTL)
+    assert (late.duplicate, late.counts, late.closes) == (False, False, False)
+
+
+def test_words_alone_are_no_verdict() -> None:
+    silent = conversation(turn(0))
+    said = decide(give(None, comment="why so long?"), silent, silent.turns[0], now=101, ttl_s=TTL)
+    assert (said.duplicate, said.counts, said.closes) == (False, False, False)
+    trained = conversation(turn(0, 1.0, final=True), status="delivered")
+    assert not decide(give(None, correction="Yes."), trained, trained.turns[0], now=101, ttl_s=TTL).duplicate
+    assert decide(give(None), silent, silent.turns[0], now=101, ttl_s=TTL).duplicate
+
+
+def test_a_body_of_feedback_in_every_form() -> None:
+    def read(**body: Any) -> Feedback:
+        return read_feedback(msgspec.json.encode({"response_id": "r", **body}), {"copy": 1.0, "edit": 0.3})
+
+    assert read(reward=0.25).reward == read(score=0.25).reward == 0.25
+    assert (read(thumbs="up").reward, read(signal="edit").reward, read(comment="hm").reward) == (1.0, 0.3, None)
+    edited = read(signal="edit", correction="Meow.", user="ann")
+    assert (edited.signal, edited.correction, edited.user) == ("edit", "Meow.", "ann")
+    with pytest.raises(ApiError, match="copy, edit"):
+        read(signal="like")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{}", 400),
+        (b'{"chosen": "a", "rejected": "a"}', 422),
+        (b'{"chosen": "a", "rejected": "b", "margin": 0}', 422),
+        (b'{"chosen": "a", "rejected": "b", "margin": 1.5}', 422),
+        (b'{"chosen": "a", "rejected": "b", "score": 1}', 400),
+    ],
+)
+def test_a_preference_that_prefers_nothing_is_refused(body: bytes, status: int) -> None:
+    with pytest.raises(ApiError) as error:
+        read_preference(body)
+    assert error.value.status == status
+
+
+def test_a_preference_is_two_verdicts_as_far_apart_as_its_margin() -> None:
+    chosen, rejected = read_preference(b'{"chosen": "a", "rejected": "b"}')
+    assert (chosen.reward, rejected.reward, chosen.final, rejected.final) == (1.0, 0.0, None, True)
+    chosen, rejected = read_preference(b'{"chosen": "a", "rejected": "b", "margin": 0.5}')
+    assert (chosen.reward, rejected.reward, chosen.other) == (0.75, 0.25, "b")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +163,10 @@ def test_late_closed_and_deleted_are_told_apart() -> None:
         (b'{"response_id": "r", "reward": true}', 400),
         (b'{"response_id": "r", "thumbs": "sideways"}', 400),
         (b'{"response_id": "r", "thumbs": "up", "reward": 1}', 422),
+        (b'{"response_id": "r", "score": 0.5, "reward": 0.5}', 422),
+        (b'{"response_id": "r", "signal": "copy"}', 422),
+        (b'{"response_id": "r", "comment": "x", "final": true}', 422),
+        (b'{"response_id": "r", "comment": "' + b"x" * 70_000 + b'"}', 422),
         (b'{"response_id": "r", "thumbs": "up", "rewards": 1}', 400),
         (b'{"response_id": "r", "thumbs": "up", "metadata": {"a": "' + b"x" * 5000 + b'"}}', 422),
         (b"\xff\xfe", 400),
@@ -109,7 +186,36 @@ def test_an_episode_ends_at_the_last_response_with_feedback() -> None:
     assert [s.token_ids for s in episode.segments] == [(1, 5), (10, 2), (7, 1), (11, 2)]
     assert episode.turn_rewards == (0.0, 0.5)
     assert episode.metrics["feedback"] == [{}, {"style": "cute"}]
+    assert episode.metrics["verdicts"] == [None, 0.5], "silence is unknown, whatever the sum needs"
     assert episode.id == "served-1"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "aggregate", "rewards"),
+    [
+        ((0.6,) * 3, "mean", (0.2, 0.2, 0.2)),
+        ((0.6,) * 3, "sum", (0.6, 0.6, 0.6)),
+        ((1.0, 0.6), "last", (0.0, 0.6)),
+        ((1.0, None, 0.0), "mean", (0.5, 0.0, 0.0)),
+        ((None, None, 0.8), "mean", (0.0, 0.0, 0.8)),
+        ((None, 0.5), "last", (0.0, 0.5)),
+        ((None,), "mean", (0.0,)),
+    ],
+)
+def test_a_silent_turn_is_in_no_mean(
+    verdicts: tuple[float | None, ...], aggregate: Aggregate, rewards: tuple[float, ...]
+) -> None:
+    assert credited(verdicts, aggregate) == pytest.approx(rewards)
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=1, max_size=12))
+def test_a_conversation_is_worth_no_more_for_being_long(verdicts: list[float | None]) -> None:
+    """Ten turns of .6 used to sum to 6, and to beat a single turn of 1: the model was taught to go on and on."""
+    judged = [reward for reward in verdicts if reward is not None]
+    worth = sum(credited(verdicts))
+    assert worth == pytest.approx(sum(judged) / len(judged) if judged else 0.0)
+    assert sum(credited([*verdicts, None])) == pytest.approx(worth), "nor less for a turn that nobody judged"
+    assert sum(credited(verdicts * 3)) == pytest.approx(worth)
 
 
 class Letters:
@@ -145,6 +251,26 @@ def test_a_session_appends_and_an_edit_forks() -> None:
         fork = plan_turn(edited, [known], Letters())
         assert fork.base == ""
         assert fork.prompt_ids[0] != 1, "rendered afresh"
+
+
+def test_white_space_that_a_client_strips_forks_nothing() -> None:
+    """Chat clients send replies back without the white space at their ends; the tokens stay as sampled."""
+    said = {"role": "assistant", "content": " hi  \n\nthere \n"}
+    known = conversation(turn(0), messages=[{"role": "user", "content": "a"}, said])
+    for sent_back in (" hi  \n\nthere \n", "hi\n\nthere", "hi  \r\n\r\nthere"):
+        plan = plan_turn(ask(("user", "a"), ("assistant", sent_back), ("user", "b")), [known], Letters())
+        assert (plan.base, plan.after) == ("served-1", "served-1")
+        assert plan.prompt_ids == (1, 5, 10, 2, ord("b"))
+    for edited in ("hi there", "hi\nthere", "hi\n\n there"):
+        assert plan_turn(ask(("user", "a"), ("assistant", edited), ("user", "b")), [known], Letters()).base == ""
+    assert plan_turn(ask(("user", "a "), ("assistant", "hi\n\nthere"), ("user", "b")), [known], Letters()).base == ""
+
+
+def test_what_a_turn_answered_is_found_behind_replies_of_a_forks_prompt() -> None:
+    messages = [{"role": role, "content": text} for role, text in zip(["user", "assistant"] * 3, "abcdef", strict=True)]
+    forked = conversation(turn(0), turn(1), messages=messages)
+    assert [m["content"] for m in before_turn(forked, 0)] == ["a", "b", "c"]
+    assert [m["content"] for m in before_turn(forked, 1)] == ["a", "b", "c", "d", "e"]
 
 
 def test_after_final_feedback_the_same_tokens_begin_a_new_episode() -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
+import pytest
 from aiohttp import web
 
-from agent.serve.api.events import EventHub
+from agent.serve.api.events import EventHub, Figures
+from agent.serve.api.whose import Owner, Viewer, trusts
+from agent.serve.owner_config import EventsConfig, FiguresConfig
 
 
 async def test_a_watcher_that_reads_is_not_dropped_when_events_come_in_crowds() -> None:
     hub, rounds, crowd = EventHub(), 20, 300
 
     async def watch(request: web.Request) -> web.StreamResponse:
-        return await hub.serve(request, {}, write_s=30.0)
+        return await hub.serve(request, {}, viewer=Viewer("k", None, EventsConfig()), write_s=30.0)
 
     app = web.Application()
     app.router.add_get("/", watch)
@@ -43,3 +46,46 @@ async def test_a_watcher_that_reads_is_not_dropped_when_events_come_in_crowds() 
     finally:
         await runner.cleanup()
     assert seen == rounds * crowd
+
+
+@pytest.mark.parametrize(
+    ("viewer", "sees"),
+    [
+        (Viewer("k", "ann", EventsConfig()), True),
+        (Viewer("k", "bob", EventsConfig()), False),
+        (Viewer("k", None, EventsConfig()), False),
+        (Viewer("k", "", EventsConfig()), False),
+        (Viewer("other", "ann", EventsConfig()), False),
+        (Viewer("k", None, EventsConfig(details="key")), True),
+        (Viewer("k", "bob", EventsConfig(details="key")), False),
+        (Viewer("other", None, EventsConfig(details="key")), False),
+        (Viewer("k", "ann", EventsConfig(details="none")), False),
+        (Viewer("admin-eve", None, EventsConfig()), False),
+        (Viewer("admin-eve", None, EventsConfig(admins_see_all=True)), True),
+        (Viewer("k2", None, EventsConfig(admins_see_all=True)), False),
+    ],
+)
+def test_details_are_for_their_owner(viewer: Viewer, sees: bool) -> None:
+    hub = EventHub()
+    hub.publish("feedback", {"mean": 1}, owner=Owner("k", "ann"), details={"response_id": "r"})
+    [event] = hub.history(viewer)
+    assert viewer.sees(Owner("k", "ann")) is sees
+    assert ("response_id" in event) is sees
+    assert event["mean"] == 1
+
+
+def test_whose_metadata_counts_for_everybody_is_a_setting() -> None:
+    ours = FiguresConfig(from_metadata=("app",))
+    assert [trusts(ours, key) for key in ("app", "admin-eve", "ann", "anonymous")] == [True, True, False, False]
+    assert not trusts(FiguresConfig(), "anonymous")
+    assert trusts(FiguresConfig(from_metadata=("*",)), "anonymous")
+
+
+def test_names_of_styles_are_few() -> None:
+    """Every chart, every sample and every page holds them for good."""
+    figures, named = Figures(), Figures(["cute"])
+    for number in range(100):
+        figures.judged(1.0, {"style": f"s{number}"})
+        named.judged(1.0, {"style": "cute" if number % 2 else f"s{number}"})
+    assert figures.snapshot()["style_share"] == pytest.approx({"other": 0.84} | {f"s{i}": 0.01 for i in range(7)})
+    assert named.snapshot()["style_share"] == {"other": 0.5, "cute": 0.5}

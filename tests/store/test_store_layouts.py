@@ -6,9 +6,9 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from store_tools import Bench, bench, ids
+from store_tools import Bench, bench, ids, make_episode
 
-from agent.episode import decode
+from agent.episode import decode, encode
 from agent.store.config import StoreConfig
 from agent.store.protocol import StoreFault
 from agent.store.reading import EpisodeFilter, EpisodeReader
@@ -30,6 +30,7 @@ INSERT INTO episodes SELECT number, id, kind, status, unit, task_index, epoch, g
     claimed_at, claim, evaluation, coalesce(data, x'') FROM episode_rows LEFT JOIN episode_data USING (number);
 DROP TABLE episode_rows;
 DROP TABLE episode_data;
+DROP TABLE texts;
 CREATE INDEX episodes_live ON episodes (status, unit);
 CREATE INDEX episodes_claim ON episodes (claim) WHERE claim IS NOT NULL;
 CREATE INDEX episodes_evaluation ON episodes (evaluation) WHERE evaluation IS NOT NULL;
@@ -109,7 +110,7 @@ def test_a_store_killed_while_it_moves_a_file_goes_on_at_its_next_start(
     with pytest.raises(StoreFault, match="killed"):
         b.open()
     sql = sqlite3.connect(b.path)
-    assert sql.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone() == ("2",)
+    assert sql.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone() == ("3",)
     assert sql.execute("SELECT count(*) FROM episode_rows").fetchone() == (16,)
     sql.execute("DROP TRIGGER stop")
     sql.commit()
@@ -131,11 +132,29 @@ def test_a_full_file_of_the_layout_before_is_moved_all_the_same(tmp_path: Path) 
     assert b.path.stat().st_size < 2 * size + 500_000
 
 
+def test_a_file_without_a_table_of_texts_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Schema 2: offered episodes lay beside the others. They are read, and forgotten, where they are."""
+    b = bench(tmp_path)
+    offered = make_episode("offered")
+    b.do(lambda: b.ledger.offers.take(offered, encode(offered)))
+    b.ledger.close()
+    sql = sqlite3.connect(b.path)
+    sql.executescript(
+        "BEGIN; DROP VIEW episodes; INSERT INTO episode_data SELECT number, data FROM texts; DROP TABLE texts; "
+        "UPDATE meta SET value = '2' WHERE key = 'schema'; COMMIT;"
+    )
+    sql.close()
+    b.open()
+    assert b.ledger.one("SELECT data FROM episodes WHERE id = 'offered'") == encode(offered)
+    assert b.do(lambda: b.ledger.offers.forget("offered"))
+    assert b.ledger.one("SELECT data FROM episodes WHERE id = 'offered'") == b""
+
+
 def test_a_file_of_a_later_schema_is_refused_with_what_to_do(tmp_path: Path) -> None:
     b = bench(tmp_path)
-    b.do(lambda: b.ledger.set_meta("schema", "3"))
+    b.do(lambda: b.ledger.set_meta("schema", "4"))
     b.ledger.close()
-    with pytest.raises(StoreFault, match="schema 3, this program reads 2"):
+    with pytest.raises(StoreFault, match="schema 4, this program reads 3"):
         b.open()
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from pathlib import Path
 
+import msgspec
 import pytest
 from store_tools import Bench, make_episode, running_store
 
-from agent.episode import StopReason, encode
+from agent.episode import StopReason, decode, encode
 from agent.store.client import StoreClient
 from agent.store.config import StoreConfig
 from agent.store.protocol import Ending, StoreFault, StoreFull
@@ -24,8 +26,13 @@ def offer(store: Bench, name: str, version: int = 0, stop: StopReason = StopReas
     return store.do(lambda: store.ledger.offers.take(episode, encode(episode)))
 
 
-def forget(store: Bench, name: str) -> None:
-    store.do(lambda: store.ledger.offers.forget(name))
+def forget(store: Bench, name: str) -> bool:
+    return bool(store.do(lambda: store.ledger.offers.forget(name)))
+
+
+def replace(store: Bench, name: str, reward: float) -> Ending:
+    episode = msgspec.structs.replace(make_episode(name), turn_rewards=(reward,))
+    return store.do(lambda: store.ledger.offers.replace(episode, encode(episode)))
 
 
 def test_an_offer_is_taken_once_and_trained_once(tmp_path: Path) -> None:
@@ -93,12 +100,63 @@ def test_what_is_forgotten_is_not_trained_and_not_taken_again(tmp_path: Path) ->
     assert offer(store, "a").outcome == "duplicate"
     claim = store.claim("c", 2)
     assert claim is not None
-    with pytest.raises(StoreFault, match="repeat"):
-        forget(store, "b")
+    assert not forget(store, "b"), "the learner has it in memory"
+    assert store.ledger.one("SELECT length(data) FROM episodes WHERE id = 'b'") == 0, "and the file has not"
     store.commit("c", 1)
-    forget(store, "b")
+    assert forget(store, "b")
     assert store.statuses() == {"a": "dropped", "b": "trained", "c": "trained"}
-    assert store.ledger.one("SELECT length(data) FROM episodes WHERE id = 'b'") == 0
+
+
+def test_what_was_deleted_while_a_dead_learner_held_it_is_not_claimed_again(tmp_path: Path) -> None:
+    """Its claim is released without it; a batch with nothing to train on would end the next learner too."""
+    store = bench(tmp_path)
+    for name in "ab":
+        offer(store, name)
+    store.claim("c", 2)
+    forget(store, "a")
+    with pytest.raises(StoreFault, match="deleted"):
+        store.claim("c", 2)
+    store.do(lambda: store.ledger.claims.recover([]))
+    assert store.statuses() == {"a": "dropped", "b": "ready"}
+
+
+def test_a_verdict_changes_until_the_learner_has_it(tmp_path: Path) -> None:
+    store = bench(tmp_path)
+    for name in "ab":
+        offer(store, name)
+    assert replace(store, "a", 0.25).outcome == "accepted"
+    assert replace(store, "new", 1.0).outcome == "accepted"
+    claim = store.claim("c", 2)
+    assert claim is not None
+    assert [decode(data).reward for data in claim.episodes] == [0.25, make_episode("b").reward], "in its old place"
+    assert replace(store, "a", 1.0) == Ending(
+        "superseded", "its episode is claimed: only one that waits for the learner can change"
+    )
+    forget(store, "new")
+    assert "deleted" in replace(store, "new", 1.0).reason
+
+
+def files_of(store: Bench) -> bytes:
+    return b"".join(path.read_bytes() for path in store.path.parent.iterdir())
+
+
+def test_deleted_words_are_in_no_file_while_the_store_runs(tmp_path: Path) -> None:
+    """Rows that had moved when the tree was balanced left copies in unused parts of pages, secure_delete or not."""
+    store, rng = bench(tmp_path, max_lag=10_000), random.Random(0)
+    words = {f"e{i}": b"secret-%05d-" % i for i in range(400)}
+    for name, word in words.items():
+        text = (word * rng.choice((1, 20, 90, 400))).decode()
+        episode = make_episode(name)
+        prompt = msgspec.structs.replace(episode.segments[0], text=text)
+        said = msgspec.structs.replace(episode, segments=(prompt, *episode.segments[1:]))
+        store.do(lambda said=said: store.ledger.offers.take(said, encode(said)))
+    gone = rng.sample(sorted(words), 200)
+    for name in gone:
+        forget(store, name)
+    assert store.ledger.settle()
+    kept = files_of(store)
+    assert not [name for name in gone if words[name] in kept]
+    assert all(words[name] in kept for name in words.keys() - set(gone))
 
 
 def test_an_episode_with_a_ticket_is_not_forgotten(tmp_path: Path) -> None:
@@ -117,7 +175,7 @@ async def test_offers_over_http_survive_a_kill(tmp_path: Path) -> None:
         assert (await store.offer(make_episode("a"))).outcome == "duplicate"
         [row] = await store.episodes(EpisodeFilter(kind="served"))
         assert (row.id, row.status, row.task_id) == ("a", "ready", "task")
-        await store.forget("a")
+        assert await store.forget("a")
         with pytest.raises(StoreFault, match="no episode"):
             await store.episode("a")
         await _bad_offer(store)

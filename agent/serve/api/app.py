@@ -18,15 +18,17 @@ from agent.metrics_page import metrics_page
 from agent.serve.api.chat import ChatApi
 from agent.serve.api.endpoints import Endpoints
 from agent.serve.api.events import EventHub, Figures
-from agent.serve.api.limits import Keys, RateLimit, caller_of
+from agent.serve.api.limits import Keys
 from agent.serve.api.metrics import Metrics
+from agent.serve.api.owned import OwnedApi
 from agent.serve.api.page import Page
 from agent.serve.api.request_ids import request_ids, show_request_id
 from agent.serve.api.samples import Samples
+from agent.serve.api.verdicts import VerdictApi
+from agent.serve.api.whose import Viewer
 from agent.serve.children.learner import LearnerState
 from agent.serve.config import ServeRecipe
 from agent.serve.conversations.delivery import Delivery
-from agent.serve.conversations.feedback import read_feedback
 from agent.serve.conversations.journal import Journal
 from agent.serve.doors.audit import FILE as AUDIT_FILE
 from agent.serve.doors.audit import Audit
@@ -71,8 +73,17 @@ class PublicApi:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        config = parts.recipe.serve
-        self._feedback_rate = RateLimit(config.feedback_per_minute, config.burst)
+        self._verdicts = VerdictApi(
+            parts.recipe.serve,
+            keys=parts.keys,
+            thread=parts.thread,
+            journal=parts.journal,
+            delivery=parts.delivery,
+            hub=parts.hub,
+            figures=parts.figures,
+            metrics=parts.metrics,
+        )
+        self._owned = OwnedApi(parts.keys, parts.thread, parts.journal, parts.delivery)
 
     def application(self) -> web.Application:
         """The aiohttp application."""
@@ -89,9 +100,6 @@ class PublicApi:
             [
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{name}", self._model),
-                web.post("/v1/feedback", self._feedback),
-                web.get("/v1/conversations/{id}", self._conversation),
-                web.delete("/v1/conversations/{id}", self._delete_conversation),
                 web.get("/v1/versions", self._versions),
                 web.post("/v1/versions/pin", self._pin),
                 web.post("/v1/versions/unpin", self._unpin),
@@ -104,6 +112,8 @@ class PublicApi:
         )
         parts = self._parts
         app.add_routes(Endpoints(parts.chat, parts.recipe.serve.clients, parts.thread, parts.journal).routes())
+        app.add_routes(self._verdicts.routes())
+        app.add_routes(self._owned.routes())
         app.add_routes(Page().routes())
         app.on_response_prepare.append(show_request_id)
         app.on_shutdown.append(self._shutdown)
@@ -133,88 +143,6 @@ class PublicApi:
             raise ApiError(404, f"no model {request.match_info['name']}", code="model_not_found")
         return json_response(card)
 
-    async def _feedback(self, request: web.Request) -> web.Response:
-        parts, config = self._parts, self._parts.recipe.serve
-        key = parts.keys.caller(request)
-        self._feedback_rate.take(caller_of(request, key))
-        given = read_feedback(await body_of(request))
-        answered = await parts.thread.run(lambda: parts.journal.give(given, key, config.feedback_ttl_s))
-        # On the disk from here on, whatever happens next.
-        if not answered.duplicate:
-            parts.metrics.feedback.labels("final" if answered.closed else "open").inc()
-            parts.figures.judged(given.reward, given.metadata)
-            if answered.closed:
-                parts.figures.finished()
-            parts.hub.publish(
-                "feedback",
-                {
-                    "response_id": given.response_id,
-                    "reward": given.reward,
-                    "version": answered.version,
-                    "final": answered.closed,
-                    "metadata": _shown(given.metadata),
-                    **parts.figures.snapshot(),
-                },
-            )
-        delivered = answered.closed and answered.trainable and await self._deliver(answered.conversation)
-        return json_response(
-            {
-                "response_id": given.response_id,
-                "conversation": answered.conversation,
-                "reward": given.reward,
-                "final": answered.closed,
-                "duplicate": answered.duplicate,
-                "trainable": answered.trainable,
-                "in_store": delivered,
-                "policy_version": answered.version,
-            }
-        )
-
-    async def _deliver(self, conversation: str) -> bool:
-        """Give the store a moment to take the episode; if it does not, the journal keeps it and delivers later."""
-        parts = self._parts
-        try:
-            async with asyncio.timeout(parts.recipe.serve.delivery_wait_s):
-                await asyncio.shield(asyncio.ensure_future(_quietly(parts.delivery, conversation)))
-        except TimeoutError:
-            parts.delivery.wake()
-            return False
-        status = await parts.thread.run(lambda: parts.journal.status_of(conversation))
-        if status == "answered":
-            parts.delivery.wake()
-        return status == "delivered"
-
-    async def _conversation(self, request: web.Request) -> web.Response:
-        key, name = self._parts.keys.caller(request), request.match_info["id"]
-        conversation = await self._parts.thread.run(lambda: self._parts.journal.conversation(name))
-        if conversation is None or conversation.key != key or conversation.status in ("wiping", "wiped"):
-            raise ApiError(404, f"no conversation {name}", code="conversation_not_found")
-        return json_response(
-            {
-                "id": conversation.id,
-                "session": conversation.session or None,
-                "status": conversation.status,
-                "trainable": conversation.trainable,
-                "messages": conversation.messages,
-                "responses": [
-                    {
-                        "id": turn.response_id,
-                        "policy_version": turn.version,
-                        "reward": turn.reward,
-                        "final": turn.final,
-                        "created_at": turn.created_at,
-                    }
-                    for turn in conversation.turns
-                ],
-            }
-        )
-
-    async def _delete_conversation(self, request: web.Request) -> web.Response:
-        key, name = self._parts.keys.caller(request), request.match_info["id"]
-        await self._parts.thread.run(lambda: self._parts.journal.delete(name, key))
-        self._parts.delivery.wake()
-        return json_response({"id": name, "object": "conversation.deleted", "deleted": True})
-
     async def _versions(self, request: web.Request) -> web.Response:
         self._parts.keys.caller(request)
         return json_response(await self._parts.versions.listing())
@@ -243,10 +171,10 @@ class PublicApi:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         parts = self._parts
-        parts.keys.caller(request)
+        viewer = Viewer(parts.keys.caller(request), request.query.get("user"), parts.recipe.serve.events)
         hello = {"model": parts.recipe.model_name, **self.figures(), **await parts.versions.listing()}
         hello["samples"] = parts.samples.rows
-        return await parts.hub.serve(request, hello, write_s=parts.recipe.serve.write_s)
+        return await parts.hub.serve(request, hello, viewer=viewer, write_s=parts.recipe.serve.write_s)
 
     def figures(self) -> dict[str, Any]:
         """The running figures, with what is served now."""
@@ -304,17 +232,3 @@ class PublicApi:
         for state, count in (await parts.thread.run(parts.journal.statuses)).items():
             page.queue.labels(state).set(count)
         return metrics_page(page.registry)
-
-
-def _shown(metadata: dict[str, Any]) -> dict[str, Any]:
-    """What watchers see of feedback's metadata: what the charts need, and no words that a user may have written."""
-    return {
-        k: v if not isinstance(v, str) else v[:40]
-        for k in ("style", "phase", "target")
-        if isinstance(v := metadata.get(k), str | int)
-    }
-
-
-async def _quietly(delivery: Delivery, conversation: str) -> None:
-    with contextlib.suppress(StoreFault, TimeoutError):  # the deliverer tries again, and says so in /healthz
-        await delivery.deliver(conversation)

@@ -23,6 +23,7 @@ from agent.serve.api.events import EventHub, Figures
 from agent.serve.api.limits import Gate, Keys, RateLimit, caller_of
 from agent.serve.api.metrics import Metrics
 from agent.serve.api.streaming import Stream, first_fault
+from agent.serve.api.whose import Owner
 from agent.serve.config import ServeRecipe
 from agent.serve.conversations.conversation import Plan, plan_turn
 from agent.serve.conversations.journal import Journal
@@ -360,13 +361,15 @@ class ChatApi:
         self._figures.served(tokens)
         self._hub.publish(
             "response",
-            {
+            {},
+            keep=False,
+            owner=Owner(work.key, asked.user),
+            details={
                 "response_id": work.response_id,
                 "version": work.version,
                 "tokens": tokens,
                 "seconds": time.time() - work.started_at,
             },
-            keep=False,
         )
         return conversation
 
