@@ -179,9 +179,13 @@ class StoreClient:
 
     # -- episodes without a ticket
 
-    async def offer(self, episode: Episode) -> Ending:
-        """Hand in an episode that no ticket was leased for; returns after it is on the disk. Safe to repeat."""
-        return await self._call("PUT", f"/episodes/{episode.id}", Ending, data=encode(episode))
+    async def offer(self, episode: Episode, *, judge: str = "") -> Ending:
+        """Hand in an episode that no ticket was leased for; returns after it is on the disk. Safe to repeat.
+
+        `judge`: a name for whoever judged it, for `max_share_per_user`.
+        """
+        query = {"judge": judge} if judge else None
+        return await self._call("PUT", f"/episodes/{episode.id}", Ending, data=encode(episode), query=query)
 
     async def forget(self, episode_id: str) -> None:
         """Wipe what an offered episode says, so that it is never trained (again). Safe to repeat.

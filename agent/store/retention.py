@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-FINISHED = "status IN ('trained', 'stale', 'dropped') AND gone IS NULL"
+FINISHED = "status IN ('trained', 'stale', 'dropped', 'set_aside') AND gone IS NULL"
 """Which rows may be pruned: what no claim takes again, and still has its tokens. Evaluations are read on resume."""
 
 STEP_EPISODES, STEP_BYTES, STEP_PAGES = 64, 16 * 2**20, 1024

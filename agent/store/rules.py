@@ -17,19 +17,22 @@ from dataclasses import dataclass
 
 from agent.episode import StopReason
 from agent.store.config import StoreConfig
+from agent.store.shares import within_share
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A whole unit that is ready. `completed` orders units by the completion of their last episode.
 
-    `latency_s`: from lease to delivery, of the slowest member. `oldest_version`: of any token of any member.
+    `latency_s`: from lease to delivery, of the slowest member. `oldest_version`: of any token of any member. `judge`:
+    whose verdict it is, "" for what an environment graded.
     """
 
     number: int
     completed: int
     latency_s: float
     oldest_version: int
+    judge: str = ""
 
 
 @functools.lru_cache(maxsize=4)
@@ -88,13 +91,25 @@ def choose(
     pending: Sequence[int] = (),
     ages_s: Sequence[float] = (),
     recent_s: Sequence[float] = (),
+    active: int = 0,
+    waited_s: float = 0.0,
 ) -> list[Unit] | None:
     """The `count` units that a claim takes, in order of completion; None while it should wait.
 
     `pending`: numbers of the units that are not whole yet. `ages_s`: how long each of them has run so far.
     `recent_s`: latencies of units that finished lately. The last two matter to order "quota" only.
+    `active`, `waited_s`: see `agent.store.shares.within_share`; they matter with `max_share_per_user` only.
     """
     queue = sorted(ready, key=lambda unit: unit.completed)
+    if config.max_share_per_user is not None:
+        allowed = within_share(
+            [unit.judge for unit in queue],
+            count,
+            share=config.max_share_per_user,
+            active=active,
+            relaxed=waited_s >= config.user_window_s,
+        )
+        queue = [unit for unit, taken in zip(queue, allowed, strict=True) if taken]
     if len(queue) < count:
         return None
     if config.order == "completion":

@@ -329,7 +329,8 @@ class StoreServer:
         episode = await _decoded(data)  # EpisodeError is a ValueError: 400
         if episode.id != request.match_info["id"]:
             raise web.HTTPBadRequest(text=f"the episode's id is {episode.id}, not {request.match_info['id']}")
-        return _packed(await self._change(lambda: self.ledger.offers.take(episode, data)))
+        judge = request.query.get("judge", "")
+        return _packed(await self._change(lambda: self.ledger.offers.take(episode, data, judge)))
 
     async def _forget(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
