@@ -57,6 +57,9 @@ class ServeConfig(BaseModel):
     before that."""
     keep_versions: int = Field(default=8, ge=1)
     max_journal_bytes: int | None = Field(default=None, ge=65536)
+    judged_by: Literal["user", "key"] = "user"
+    """Who counts as one for `store.max_share_per_user`: every `user` that a key names, for keys that applications hold;
+    or the key, for keys that people hold, who could name any number of users. Without a key it is the address."""
     learner_restarts: int = Field(default=5, ge=0)
     """How often in a row a learner that died is started again."""
     learner_backoff_s: float = Field(default=1.0, gt=0)
@@ -108,6 +111,8 @@ class _Store(_Foreign):
     stale_policy: str = "train"
     max_lag_at_claim: int | None = None
     order: str = "completion"
+    max_share_per_user: float | None = 0.125
+    user_window_s: float = 600.0
     max_attempts: int = 3
     keep_trained: int | None = None
     max_bytes: int | None = None
@@ -115,7 +120,7 @@ class _Store(_Foreign):
 
 class _Learner(_Foreign):
     batch_size: int = Field(default=128, ge=1)
-    steps: int = 60
+    steps: int | None = None
     truncation: str = "terminal"
 
 

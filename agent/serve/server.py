@@ -24,13 +24,15 @@ from agent.serve.api.limits import Keys
 from agent.serve.api.metrics import Metrics
 from agent.serve.api.samples import sample_of
 from agent.serve.children.engine import EngineChild
-from agent.serve.children.learner import LearnerChild, LearnerState, learner_command
+from agent.serve.children.learner import LearnerChild, LearnerState, learner_command, why_ended
 from agent.serve.children.store import StoreChild
 from agent.serve.config import ServeRecipe
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.journal import Journal
+from agent.serve.conversations.judges import Judges
 from agent.serve.versions.engine_proxy import EngineProxy
 from agent.serve.versions.publishing import Versions
+from agent.serve.versions.rollback import Rollbacks
 from agent.serve.versions.version_table import Version
 from agent.store.client import StoreClient
 from agent.store.database_thread import DatabaseThread
@@ -118,6 +120,10 @@ class Server:
             figures=figures,
             metrics=metrics,
         )
+        rollbacks = Rollbacks(
+            thread, journal, versions, store, recipe.run_dir, end_learner=lambda: _interrupted(self.learner)
+        )
+        await rollbacks.load()
         parts = Parts(
             recipe=recipe,
             thread=thread,
@@ -132,12 +138,15 @@ class Server:
             figures=figures,
             metrics=metrics,
             learner=lambda: self.learner.state if self.learner is not None else LearnerState(),
+            rollbacks=rollbacks,
+            judges=Judges(self._key, config.judged_by),
             engine_fault=lambda: self._engine_child.fault if self._engine_child is not None else "",
         )
         api = PublicApi(parts)
         proxy = EngineProxy(versions, lambda: engine.url, timeout_s=config.generate_s, key=self._key)
         self.engine_proxy_url = await _listen(stack, proxy.application(), "127.0.0.1", 0)
         await self._background(stack, delivery.run())
+        await self._background(stack, rollbacks.run())
         await self._background(stack, self._watch(parts, api))
         if learn:
             command = learner_command(source, overrides, store=self.store_url, engine=self.engine_proxy_url)
@@ -147,8 +156,9 @@ class Server:
                 restarts=config.learner_restarts,
                 first_backoff_s=config.learner_backoff_s,
                 settled_s=config.learner_settled_s,
-                pinned=lambda: versions.pinned,
+                pinned=lambda: versions.pinned or rollbacks.unfinished,
                 key=self._key,
+                why_ended=lambda: why_ended(recipe.run_dir, recipe.learner.steps),
             )
             await self._background(stack, self.learner.run())
         self.url = await _listen(stack, api.application(), config.host, config.port)
@@ -198,7 +208,12 @@ class Server:
         """Tell the watchers how things stand, every second; the learner's metrics as they are written."""
         metrics = _Tail(self.recipe.run_dir / "metrics.jsonl")
         learner: dict[str, Any] = {}
+        said = ""
         while True:
+            state = parts.learner()
+            if state.learning != said:
+                said = state.learning
+                parts.hub.publish("learning", {"learning": said, "reason": state.detail})
             for line in await asyncio.to_thread(metrics.lines):
                 learner = {k: v for k, v in line.items() if k in _SHOWN}
                 parts.hub.publish("learner", learner)
@@ -258,6 +273,11 @@ def _tell(hub: EventHub, version: Version, pinned: bool) -> None:
     hub.publish(
         "version", {"version": version.number, "source": version.source, "origin": version.origin, "pinned": pinned}
     )
+
+
+async def _interrupted(learner: LearnerChild | None) -> None:
+    if learner is not None:
+        await learner.interrupt()
 
 
 async def _listen(stack: contextlib.AsyncExitStack, app: web.Application, host: str, port: int) -> str:

@@ -204,11 +204,14 @@ class Claims:
         ]
 
     def _active_users(self) -> int:
-        """How many users have judged anything lately, trained or not."""
+        """How many users have judged something lately, trained or not, or have verdicts that wait."""
         if self._config.max_share_per_user is None:
             return 0
         since = self._tables.clock() - self._config.user_window_s
-        query = "SELECT count(DISTINCT judge) FROM episode_rows WHERE judge != '' AND finished_at >= ?"
+        query = (
+            "SELECT count(*) FROM (SELECT judge FROM episode_rows WHERE judge != '' AND finished_at >= ? "
+            "UNION SELECT judge FROM episode_rows WHERE judge != '' AND status = 'ready')"
+        )
         return int(self._tables.one(query, since))
 
     def _waited_s(self) -> float:

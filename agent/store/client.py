@@ -17,6 +17,7 @@ from agent.doors.keys import given_key
 from agent.episode import Episode, EpisodeError, decode, encode
 from agent.store.protocol import (
     MSGPACK,
+    AsideOf,
     Claim,
     Ending,
     EpisodeRow,
@@ -193,6 +194,18 @@ class StoreClient:
         `StoreFault` while a claim holds it: repeat later.
         """
         await self._call("DELETE", f"/episodes/{episode_id}", None)
+
+    async def set_aside(self, version: int) -> int:
+        """A rollback to `version`: what was trained since and what waits is never claimed again; how many episodes."""
+        return await self._call("POST", "/set_aside", int, {"version": version})
+
+    async def aside(self) -> list[AsideOf]:
+        """What is set aside, by judge."""
+        return await self._call("GET", "/set_aside", list[AsideOf])
+
+    async def give_back(self, without: Sequence[str] = ()) -> int:
+        """Make what is set aside ready again, but for the verdicts of the judges `without`; how many episodes."""
+        return await self._call("POST", "/set_aside/return", int, {"without": list(without)})
 
     # -- displays
 

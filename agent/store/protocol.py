@@ -123,6 +123,7 @@ class StoreStatus(msgspec.Struct, frozen=True):
     claimed: int
     trained: int
     epoch: int
+    set_aside: int = 0
     counters: dict[str, int] = {}
     metrics: dict[str, Any] = {}
 
@@ -180,6 +181,26 @@ class VersionRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of /version: what the engines serve from now on."""
 
     version: int
+
+
+class SetAsideRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /set_aside: the version that a rollback goes back to."""
+
+    version: int
+
+
+class ReturnRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /set_aside/return: everything but what these judges judged."""
+
+    without: list[str] = []
+
+
+class AsideOf(msgspec.Struct, frozen=True):
+    """What is set aside of one judge: how many episodes, and their mean reward."""
+
+    judge: str
+    episodes: int
+    reward: float
 
 
 class WorkerRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -18,8 +18,8 @@ def within_share(judges: Sequence[str], count: int, *, share: float, active: int
     The bound a user is the first of these that fills the batch:
 
     1. `share` of it, at least one unit;
-    2. an equal part of it for each of the `active` users (those who have judged lately), where these are few. One who
-       is alone is not bounded;
+    2. an equal part of it for each of the `active` users (who have judged lately, or have verdicts that wait), where
+       these are few. One who is alone is not bounded;
     3. with `relaxed` (no batch was made for long) the smallest bound that fills it: everybody else's verdicts are taken
        whole, and the most prolific users share what is missing.
 

@@ -17,9 +17,10 @@ from learner.config.recipe import Recipe
 from learner.config.section import RecipeError
 from learner.config.services import EngineConfig, HardwareConfig, RuntimeSection, StoreSection
 from learner.config.stages import HeldOutProbeConfig, SFTConfig, ValuePretrainingConfig
-from learner.config.update import KLConfig, LearnerConfig
+from learner.config.update import ENDLESS, KLConfig, LearnerConfig
 
 __all__ = [
+    "ENDLESS",
     "AdapterConfig",
     "EngineConfig",
     "EvaluationConfig",

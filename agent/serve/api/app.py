@@ -26,7 +26,9 @@ from agent.serve.config import ServeRecipe
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.feedback import read_feedback
 from agent.serve.conversations.journal import Journal
+from agent.serve.conversations.judges import Judges
 from agent.serve.versions.publishing import Versions
+from agent.serve.versions.rollback import Rollbacks
 from agent.store.client import StoreClient
 from agent.store.database_thread import DatabaseThread
 from agent.store.protocol import StoreFault
@@ -36,6 +38,10 @@ from agent.wire.errors import ApiError, errors_as_json, json_response
 
 class _VersionRequest(msgspec.Struct, forbid_unknown_fields=True):
     version: int
+
+
+class _ReturnRequest(msgspec.Struct, forbid_unknown_fields=True):
+    without: list[str] = []
 
 
 @dataclass
@@ -56,6 +62,8 @@ class Parts:
     metrics: Metrics
     learner: Callable[[], LearnerState]
     engine_fault: Callable[[], str]
+    judges: Judges
+    rollbacks: Rollbacks
     samples: Samples = field(default_factory=Samples)
     started_at: float = field(default_factory=time.time)
 
@@ -85,6 +93,8 @@ class PublicApi:
                 web.post("/v1/versions/pin", self._pin),
                 web.post("/v1/versions/unpin", self._unpin),
                 web.post("/v1/versions/rollback", self._rollback),
+                web.get("/v1/set_aside", self._aside),
+                web.post("/v1/set_aside/return", self._return_aside),
                 web.get("/v1/events", self._events),
                 web.get("/healthz", self._healthz),
                 web.get("/metrics", self._metrics),
@@ -123,7 +133,11 @@ class PublicApi:
         key = parts.keys.caller(request)
         self._feedback_rate.take(caller_of(request, key))
         given = read_feedback(await body_of(request))
-        answered = await parts.thread.run(lambda: parts.journal.give(given, key, config.feedback_ttl_s))
+
+        def named(user: str) -> str:
+            return parts.judges.name(key, user, request.remote or "")
+
+        answered = await parts.thread.run(lambda: parts.journal.give(given, key, config.feedback_ttl_s, named))
         # On the disk from here on, whatever happens next.
         if not answered.duplicate:
             parts.metrics.feedback.labels("final" if answered.closed else "open").inc()
@@ -151,6 +165,7 @@ class PublicApi:
                 "duplicate": answered.duplicate,
                 "trainable": answered.trainable,
                 "in_store": delivered,
+                "learning": parts.learner().learning != "ended" and parts.learner().state != "off",
                 "policy_version": answered.version,
             }
         )
@@ -221,10 +236,20 @@ class PublicApi:
             wanted = msgspec.json.decode(await body_of(request), type=_VersionRequest)
         except msgspec.DecodeError as error:
             raise ApiError(400, f'bad request: {error}; write {{"version": 3}}') from error
-        new = await parts.versions.rollback(wanted.version)
-        with contextlib.suppress(StoreFault):  # said again at the next start
-            await parts.store.set_version(new)
-        return json_response({"version": new, **await parts.versions.listing()})
+        new, aside = await parts.rollbacks.to(wanted.version)
+        return json_response({"version": new, "set_aside": aside, **await parts.versions.listing()})
+
+    async def _aside(self, request: web.Request) -> web.Response:
+        self._parts.keys.check_admin(request)
+        return json_response({"judges": msgspec.to_builtins(await self._parts.store.aside())})
+
+    async def _return_aside(self, request: web.Request) -> web.Response:
+        self._parts.keys.check_admin(request)
+        try:
+            wanted = msgspec.json.decode(await body_of(request) or b"{}", type=_ReturnRequest)
+        except msgspec.DecodeError as error:
+            raise ApiError(400, f'bad request: {error}; write {{"without": ["<judge>"]}} or {{}}') from error
+        return json_response({"returned": await self._parts.store.give_back(wanted.without)})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         parts = self._parts
@@ -242,6 +267,7 @@ class PublicApi:
             "pinned": parts.versions.pinned,
             "running": parts.chat.gate.inside,
             "learner": parts.learner().state,
+            "learning": parts.learner().learning,
         }
 
     async def _healthz(self, _: web.Request) -> web.Response:
@@ -256,12 +282,14 @@ class PublicApi:
         if not await parts.store.healthy():
             store = "the episode store does not answer; feedback waits in the journal"
         learner = parts.learner()
-        well = not (engine or store or parts.delivery.fault or learner.state in ("waiting", "failed"))
+        well = not (engine or store or parts.delivery.fault or learner.state in ("waiting", "failed", "finished"))
         body = {
             "status": "ok" if well else "down" if engine else "degraded",
             "engine": engine or "ok",
             "store": store or parts.delivery.fault or "ok",
             "learner": msgspec.to_builtins(learner),
+            "learning": learner.learning,
+            "learning_reason": learner.detail,
             "version": parts.versions.served,
             "pinned": parts.versions.pinned,
             "uptime_s": time.time() - parts.started_at,

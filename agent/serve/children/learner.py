@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -39,6 +41,13 @@ class LearnerState(msgspec.Struct):
     last_exit: int | None = None
     detail: str = ""
 
+    @property
+    def learning(self) -> str:
+        """In a word whether feedback is learned from: "on", "off", "paused" (it will be again), "ended"."""
+        if self.state in ("finished", "failed"):
+            return "ended"
+        return {"off": "off", "running": "on"}.get(self.state, "paused")
+
 
 def backoff_s(first_s: float, failures: int) -> float:
     """Seconds to wait after the `failures`-th death in a row."""
@@ -62,12 +71,14 @@ class LearnerChild:
         settled_s: float,
         pinned: Callable[[], bool],
         key: str = "",
+        why_ended: Callable[[], str] = lambda: "",
     ) -> None:
-        self._key = key
+        self._key, self._why_ended = key, why_ended
         self.state = LearnerState()
         self._command, self._output = list(command), output
         self._restarts, self._first_s, self._settled_s, self._pinned = restarts, first_backoff_s, settled_s, pinned
         self._process: Process | None = None
+        self._interrupted = False
 
     async def run(self) -> None:
         """Keep the learner alive; returns when it is finished or has failed for good. Cancelling stops it."""
@@ -81,8 +92,14 @@ class LearnerChild:
                 began = time.monotonic()
                 code = await self._once()
                 self.state.last_exit = code
+                if self._interrupted:
+                    self._interrupted = False
+                    continue
                 if code == 0:
-                    self.state.state, self.state.detail = "finished", ""
+                    self.state.state, self.state.detail = "finished", await asyncio.to_thread(self._why_ended)
+                    log.warning(
+                        "the learner has ended: %s; feedback is recorded and not learned from", self.state.detail
+                    )
                     return
                 failures = 1 if time.monotonic() - began > self._settled_s else failures + 1
                 self.state.detail = log_tail(self._output, 500)
@@ -106,10 +123,30 @@ class LearnerChild:
         self.state.state = "running"
         return await self._process.wait()
 
+    async def interrupt(self) -> None:
+        """End it at once, if it runs; the next one starts as soon as versions are not pinned. That is no failure.
+
+        What it has in hand is lost, and what it has saved is whole, as after any kill.
+        """
+        if self._process is not None and self._process.returncode is None:
+            self._interrupted = True
+            await asyncio.shield(stop_child(self._process, grace_s=0))
+
     async def stop(self) -> None:
         """SIGTERM (it finishes its step), after a while SIGKILL."""
         if self._process is not None and self._process.returncode is None:
             await asyncio.shield(stop_child(self._process, grace_s=_STOP_S))
+
+
+def why_ended(run_dir: Path, steps: int | None) -> str:
+    """Why a learner that was done was done. `steps`: `learner.steps` of the recipe, None where it has no end."""
+    last = -1
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        lines = log_tail(run_dir / "metrics.jsonl", 1 << 16).splitlines()
+        last = int(msgspec.json.decode(lines[-1], type=dict[str, Any])["step"]) if lines else -1
+    if steps is not None and last >= steps:
+        return f"learner.steps={steps} is reached; raise it, or leave it out for no end, and start again"
+    return f"it was asked to end, or met its target; see {run_dir / 'learner.log'}"
 
 
 def learner_command(recipe: Path, overrides: Sequence[str], *, store: str, engine: str) -> list[str]:

@@ -17,6 +17,7 @@ import msgspec
 from agent.episode import SamplingParams, Segment, decode_segment
 from agent.serve.conversations.conversation import Conversation, Plan, Turn
 from agent.serve.conversations.feedback import Feedback, decide
+from agent.serve.conversations.judges import judge_of
 from agent.store.database import Database
 from agent.wire.errors import ApiError
 
@@ -37,6 +38,7 @@ CREATE TABLE IF NOT EXISTS responses (
     observation BLOB, action BLOB NOT NULL, created_at REAL NOT NULL, generate_s REAL NOT NULL,
     reward REAL, final INTEGER NOT NULL DEFAULT 0, metadata BLOB, answered_at REAL NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE UNIQUE INDEX IF NOT EXISTS responses_turn ON responses (conversation, turn);
+CREATE TABLE IF NOT EXISTS judges (response TEXT PRIMARY KEY, judge TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS versions (
     number INTEGER PRIMARY KEY, path TEXT NOT NULL, source TEXT NOT NULL, origin INTEGER, at REAL NOT NULL,
     status TEXT NOT NULL CHECK (status IN ('publishing', 'served', 'held', 'failed')),
@@ -51,6 +53,10 @@ def _migrate(sql: sqlite3.Connection, written: int) -> None:
     """Version 1 had segments with lists of numbers: they are read as they are, and only an older program must not."""
 
 
+def _nobody(_: str) -> str:
+    return ""
+
+
 class Answered(msgspec.Struct, frozen=True):
     """What became of feedback."""
 
@@ -60,6 +66,7 @@ class Answered(msgspec.Struct, frozen=True):
     trainable: bool
     version: int
     reward: float
+    sampled_by: tuple[int, ...] = ()
 
 
 class Journal(Database):
@@ -138,8 +145,10 @@ class Journal(Database):
         self.count("responses")
         return conversation
 
-    def give(self, feedback: Feedback, key: str, ttl_s: float) -> Answered:
-        """Write feedback; raises `ApiError` as `feedback.decide` does, and 404 for a response of nobody (or others)."""
+    def give(self, feedback: Feedback, key: str, ttl_s: float, judge: Callable[[str], str] = _nobody) -> Answered:
+        """Write feedback, of the judge that `judge` names for the conversation's user (see `Judges`).
+
+        Raises `ApiError` as `feedback.decide` does, and 404 for a response of nobody (or others)."""
         now = self.clock()
         name = self.one("SELECT conversation FROM responses WHERE id = ?", feedback.response_id)
         row = None if name is None else self._row(name)
@@ -154,6 +163,7 @@ class Journal(Database):
                     "UPDATE responses SET reward = ?, metadata = ?, answered_at = ? WHERE id = ?",
                     (feedback.reward, _pack(feedback.metadata), now, turn.response_id),
                 )
+                self.sql.execute("INSERT OR REPLACE INTO judges VALUES (?, ?)", (turn.response_id, judge(row["user"])))
                 self.count("feedback")
             self.sql.execute("UPDATE responses SET final = ? WHERE id = ?", (int(verdict.final), turn.response_id))
             if verdict.closes:
@@ -165,7 +175,16 @@ class Journal(Database):
             conversation.trainable,
             turn.version,
             feedback.reward,
+            tuple(sorted({version for version, _ in turn.action.versions.runs()})),
         )
+
+    def judge_of(self, conversation_id: str) -> str:
+        """Whose verdict a conversation's episode is, "" if nobody knows."""
+        rows = self.all(
+            "SELECT r.answered_at, j.judge FROM responses r JOIN judges j ON j.response = r.id WHERE r.conversation = ?",
+            conversation_id,
+        )
+        return judge_of([(row["answered_at"], row["judge"]) for row in rows])
 
     def _close(self, conversation: Conversation) -> None:
         status = "answered" if conversation.trainable else "unlearned"
@@ -285,6 +304,9 @@ class Journal(Database):
             "UPDATE conversations SET status = ?, messages = ?, tools = ?, prompt = ?, user = '', session = '' "
             "WHERE id = ?",
             (status, _pack([]), _pack([]), _WIPED, conversation_id),
+        )
+        self.sql.execute(
+            "DELETE FROM judges WHERE response IN (SELECT id FROM responses WHERE conversation = ?)", (conversation_id,)
         )
         self.sql.execute(
             "UPDATE responses SET observation = NULL, action = ?, metadata = NULL WHERE conversation = ?",

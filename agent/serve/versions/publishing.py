@@ -20,7 +20,7 @@ import msgspec
 
 from agent.engines.base import Engine, EngineFault
 from agent.serve.conversations.journal import Journal
-from agent.serve.versions.version_table import Version, VersionTable, prunable, to_serve
+from agent.serve.versions.version_table import Version, VersionTable, origin_of, prunable, to_serve
 from agent.store.database_thread import DatabaseThread
 from agent.wire.errors import ApiError
 
@@ -171,10 +171,7 @@ class Versions:
 
     async def _rollback(self, number: int) -> int:
         async with self._lock:
-            known = next((v for v in self._rows if v.number == number), None)
-            if known is None or known.status == "failed" or not await asyncio.to_thread(_available, known.path):
-                have = [v.number for v in self._rows if v.path and v.status != "failed"]
-                raise ApiError(404, f"no weights of version {number}; there are {have}", code="version_not_found")
+            known = await self._known(number)
             new = self.newest + 1
             kept = known.path
             if known.source != "start":
@@ -182,6 +179,21 @@ class Versions:
             await self._pin(True)
             await self._serve(Version(new, kept, "rollback", number, self._journal.clock(), "publishing"))
             return new
+
+    async def made_by(self, number: int) -> int:
+        """The version that the weights of `number` were made as, whatever rollbacks went back to it.
+
+        Raises `ApiError` 404 if `number` names no weights that are there.
+        """
+        async with self._lock:
+            return origin_of(self._rows, (await self._known(number)).number)
+
+    async def _known(self, number: int) -> Version:
+        known = next((v for v in self._rows if v.number == number), None)
+        if known is None or known.status == "failed" or not await asyncio.to_thread(_available, known.path):
+            have = [v.number for v in self._rows if v.path and v.status != "failed"]
+            raise ApiError(404, f"no weights of version {number}; there are {have}", code="version_not_found")
+        return known
 
     async def listing(self) -> dict[str, Any]:
         """What /v1/versions shows."""
