@@ -1,4 +1,4 @@
-"""Episodes that a rollback sets aside: what was learned from since, and what waits. An administrator may return them."""
+"""Episodes that a rollback sets aside: what was learned from since, and what waits. They may be returned."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Ledger(Tables):
         ready ──offers.forget───────────────────────────────────▶ dropped, and wiped [slot back]
         ready, claimed, trained since ──asides.put──────────────▶ set_aside [slot back] ──asides.give_back──▶ ready
 
-        trained, stale, dropped, set_aside ──prune, make_room──▶ the same without its tokens (see `agent.store.retention`)
+        trained, stale, dropped, set_aside ──prune, make_room──▶ the same without its tokens (`agent.store.retention`)
 
         tickets.deliver, of an evaluation's ticket ──▶ evaluation: no slot, in no claim
 

@@ -34,7 +34,8 @@ CREATE INDEX IF NOT EXISTS tickets_unit ON tickets (unit);
 CREATE INDEX IF NOT EXISTS tickets_evaluation ON tickets (evaluation) WHERE evaluation IS NOT NULL;
 CREATE TABLE IF NOT EXISTS episode_rows (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL,
-    status TEXT NOT NULL CHECK (status IN ('ready', 'claimed', 'trained', 'stale', 'dropped', 'set_aside', 'evaluation')),
+    status TEXT NOT NULL CHECK (status IN
+        ('ready', 'claimed', 'trained', 'stale', 'dropped', 'set_aside', 'evaluation')),
     unit INTEGER NOT NULL, task_index INTEGER NOT NULL, epoch INTEGER NOT NULL, group_id TEXT, env_id TEXT NOT NULL,
     task_id TEXT NOT NULL, reward REAL NOT NULL, tokens INTEGER NOT NULL, turns INTEGER NOT NULL,
     oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL, stop_reason TEXT NOT NULL, worker TEXT NOT NULL,

@@ -135,9 +135,10 @@ class LearnerConfig(MethodsConfig):
             raise ValueError(f"truncation 'bootstrap' needs a critic, and {self.algorithm!r} has none")
         if self.evaluate_every < 1 or self.checkpoint_every < 1:
             raise ValueError("evaluate_every and checkpoint_every must be at least 1")
-        if self.record_batches > (held := ((self.keep_checkpoints or 2) - 1) * self.checkpoint_every):
+        kept = self.keep_checkpoints or 2
+        if self.record_batches > (held := (kept - 1) * self.checkpoint_every):
             raise ValueError(
-                f"record_batches {self.record_batches}: keep_checkpoints {self.keep_checkpoints or 2} lets only the last "
+                f"record_batches {self.record_batches}: keep_checkpoints {kept} lets only the last "
                 f"{held} updates be made again from a checkpoint; raise it"
             )
         if self.record_batches and self.held_out_probe is not None and self.checkpoint_every > 1:

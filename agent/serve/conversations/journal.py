@@ -181,7 +181,8 @@ class Journal(Database):
     def judge_of(self, conversation_id: str) -> str:
         """Whose verdict a conversation's episode is, "" if nobody knows."""
         rows = self.all(
-            "SELECT r.answered_at, j.judge FROM responses r JOIN judges j ON j.response = r.id WHERE r.conversation = ?",
+            "SELECT answered_at, judge FROM responses JOIN judges ON judges.response = responses.id "
+            "WHERE conversation = ?",
             conversation_id,
         )
         return judge_of([(row["answered_at"], row["judge"]) for row in rows])

@@ -30,10 +30,8 @@ class Judges:
         Without keys a `user` is only what a client calls itself, and one client could call itself fifty: there it is
         the address. A key answers for the users that it names.
         """
-        if key == ANONYMOUS:
-            parts = ["address", address]
-        else:
-            parts = ["key", key] if self._by == "key" else ["user", key, user]
+        known = ["key", key] if self._by == "key" else ["user", key, user]
+        parts = ["address", address] if key == ANONYMOUS else known
         text = "\0".join(parts).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(text, key=self._secret, digest_size=8).hexdigest()
 

@@ -1,4 +1,4 @@
-"""What a server tells the learner of a rollback: a file in the run's folder, which the next learner reads and removes."""
+"""What a server tells the next learner of a rollback: a file in the run's folder, which that one removes."""
 
 from __future__ import annotations
 
