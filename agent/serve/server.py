@@ -30,6 +30,7 @@ from agent.serve.config import ServeRecipe
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.journal import Journal
 from agent.serve.conversations.judges import Judges
+from agent.serve.versions.canary import Canary
 from agent.serve.versions.engine_proxy import EngineProxy
 from agent.serve.versions.publishing import Versions
 from agent.serve.versions.rollback import Rollbacks
@@ -99,6 +100,7 @@ class Server:
             recipe.folder / "versions",
             keep=config.keep_versions,
             publish_s=_PUBLISH_S,
+            tried_first=config.canary is not None,
             on_change=lambda version, pinned: _tell(hub, version, pinned),
         )
         current = await versions.load(model, stored)
@@ -124,6 +126,9 @@ class Server:
             thread, journal, versions, store, recipe.run_dir, end_learner=lambda: _interrupted(self.learner)
         )
         await rollbacks.load()
+        canary = None
+        if config.canary is not None:
+            canary = Canary(versions, config.canary, on_change=lambda trial: hub.publish("canary", trial))
         parts = Parts(
             recipe=recipe,
             thread=thread,
@@ -139,6 +144,7 @@ class Server:
             metrics=metrics,
             learner=lambda: self.learner.state if self.learner is not None else LearnerState(),
             rollbacks=rollbacks,
+            canary=canary,
             judges=Judges(self._key, config.judged_by),
             engine_fault=lambda: self._engine_child.fault if self._engine_child is not None else "",
         )
@@ -147,6 +153,8 @@ class Server:
         self.engine_proxy_url = await _listen(stack, proxy.application(), "127.0.0.1", 0)
         await self._background(stack, delivery.run())
         await self._background(stack, rollbacks.run())
+        if canary is not None:
+            await self._background(stack, canary.run())
         await self._background(stack, self._watch(parts, api))
         if learn:
             command = learner_command(source, overrides, store=self.store_url, engine=self.engine_proxy_url)

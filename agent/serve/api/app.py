@@ -27,6 +27,7 @@ from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.feedback import read_feedback
 from agent.serve.conversations.journal import Journal
 from agent.serve.conversations.judges import Judges
+from agent.serve.versions.canary import Canary
 from agent.serve.versions.publishing import Versions
 from agent.serve.versions.rollback import Rollbacks
 from agent.store.client import StoreClient
@@ -64,6 +65,7 @@ class Parts:
     engine_fault: Callable[[], str]
     judges: Judges
     rollbacks: Rollbacks
+    canary: Canary | None
     samples: Samples = field(default_factory=Samples)
     started_at: float = field(default_factory=time.time)
 
@@ -142,6 +144,8 @@ class PublicApi:
         if not answered.duplicate:
             parts.metrics.feedback.labels("final" if answered.closed else "open").inc()
             parts.figures.judged(given.reward, given.metadata)
+            if parts.canary is not None:
+                parts.canary.judged(answered.sampled_by, given.reward, answered.judge)
             if answered.closed:
                 parts.figures.finished()
             parts.hub.publish(

@@ -132,7 +132,7 @@ class ChatApi:
         )
         # The learner recomputes log-probs of the recipe's distribution; ratios of any other one would be wrong.
         used = (sampling.temperature, sampling.top_p, sampling.top_k)
-        version = self._versions.served
+        version = self._versions.on_engine
         return _Work(
             key=key,
             request=asked,

@@ -67,6 +67,7 @@ class Answered(msgspec.Struct, frozen=True):
     version: int
     reward: float
     sampled_by: tuple[int, ...] = ()
+    judge: str = ""
 
 
 class Journal(Database):
@@ -176,6 +177,7 @@ class Journal(Database):
             turn.version,
             feedback.reward,
             tuple(sorted({version for version, _ in turn.action.versions.runs()})),
+            judge(row["user"]),
         )
 
     def judge_of(self, conversation_id: str) -> str:

@@ -1,4 +1,4 @@
-"""After a rollback the learner is what it was at that version: policy, critic, moments, schedules, all of one moment."""
+"""After a rollback the learner is what it was at that version: policy, critic, moments and counters together."""
 
 from __future__ import annotations
 
