@@ -50,7 +50,7 @@ class Asides:
             f"WHERE status = 'set_aside' AND gone IS NULL AND judge NOT IN ({marks})",
             tuple(without),
         )
-        self._tables.count("returned", changed.rowcount)
+        self._tables.count("returned_aside", changed.rowcount)
         return changed.rowcount
 
     def listing(self) -> list[AsideOf]:
