@@ -11,7 +11,7 @@ from learner.config.methods import MethodsConfig
 from learner.config.operations import ProfileConfig
 from learner.config.optimizer import OptimizerConfig
 from learner.config.section import Section
-from learner.config.stages import HeldOutProbeConfig
+from learner.config.stages import HeldOutProbeConfig, JudgedGateConfig
 
 _STEPS = 60
 ENDLESS = 2**31 - 1
@@ -68,6 +68,7 @@ class LearnerConfig(MethodsConfig):
     routing: Literal["own", "watched", "replayed"] = "own"
     online: bool = False
     held_out_probe: HeldOutProbeConfig | None = None
+    judged_gate: JudgedGateConfig | None = None
     advantage_scale: Literal["none", "std"] = "none"
     truncation: Literal["terminal", "bootstrap", "drop"] = "terminal"
     micro_batch_tokens: int | None = Field(default=None, ge=1)  # None: 4,096 on CPUs, 16,384 elsewhere
@@ -141,6 +142,9 @@ class LearnerConfig(MethodsConfig):
                 f"record_batches {self.record_batches}: keep_checkpoints {kept} lets only the last "
                 f"{held} updates be made again from a checkpoint; raise it"
             )
+        if self.judged_gate is not None and (not self.online or self.record_batches):
+            what = "record_batches, which replays whole batches" if self.record_batches else "tasks that are graded"
+            raise ValueError(f"judged_gate is for conversations that users judge (learner.online), not for {what}")
         if self.record_batches and self.held_out_probe is not None and self.checkpoint_every > 1:
             raise ValueError(
                 "record_batches with held_out_probe needs checkpoint_every 1: a step that was dropped leaves no state "
