@@ -130,8 +130,8 @@ class _Store(_Foreign):
     stale_policy: str = "train"
     max_lag_at_claim: int | None = None
     order: str = "completion"
-    max_share_per_user: float | None = 0.125
-    user_window_s: float = 600.0
+    max_share_per_user: float | None = Field(default=0.125, gt=0, le=1)
+    user_window_s: float = Field(default=600.0, ge=0)
     max_attempts: int = 3
     keep_trained: int | None = None
     max_bytes: int | None = None

@@ -56,11 +56,13 @@ async def test_weights_learner_and_episodes_go_back_together(tmp_path: Path) -> 
         store = Store()
         place = Place(tmp_path, versions, journal, store)
         assert await place.rollbacks.to(1) == (4, 7)
-        assert (engine.version, store.version, store.set_aside_at, place.ended) == (4, 4, [1], 1)
+        assert (engine.version, store.version, store.set_aside_at, place.ended) == (4, 4, [1], 2)
         assert read_note(tmp_path) == RollbackNote(1, 4)
         assert (versions.pinned, place.rollbacks.unfinished) == (True, False)
         assert await place.rollbacks.to(4) == (5, 7)
-        assert place.newest_then == [3, 4], "the learner is ended before anything is changed"
+        assert place.newest_then == [3, 4, 4, 5], (
+            "the learner is ended before anything is changed, and one that starts just then too"
+        )
         assert read_note(tmp_path) == RollbackNote(1, 5), "whose weights they were first, for the learner's checkpoints"
 
 

@@ -87,6 +87,7 @@ class Rollbacks:
                 # First, so that nothing of the line that is left is published behind the rollback.
                 await self._end_learner()
                 served = await self._versions.rollback(number)
+                await self._end_learner()  # one that was just being started; from here on none is
                 self._note = RollbackNote(version, served)
             except EngineFault:
                 await self._set_mark(None)
