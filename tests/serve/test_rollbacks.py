@@ -60,9 +60,7 @@ async def test_weights_learner_and_episodes_go_back_together(tmp_path: Path) -> 
         assert read_note(tmp_path) == RollbackNote(1, 4)
         assert (versions.pinned, place.rollbacks.unfinished) == (True, False)
         assert await place.rollbacks.to(4) == (5, 7)
-        assert place.newest_then == [3, 4, 4, 5], (
-            "the learner is ended before anything is changed, and one that starts just then too"
-        )
+        assert place.newest_then == [3, 4, 4, 5], "before anything is changed, and what starts just then too"
         assert read_note(tmp_path) == RollbackNote(1, 5), "whose weights they were first, for the learner's checkpoints"
 
 
