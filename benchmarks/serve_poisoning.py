@@ -6,7 +6,7 @@ The tiny model of `recipes/style_shift_tiny.yaml` (after its cold start) is trai
 a real store; only HTTP is left out. In every round 49 users give `--honest` verdicts, each of a user drawn at random:
 reward = quality x style, the style being cute. They teach for `--alone` rounds. Then the fiftieth joins them, who gives
 `--poison` verdicts a round, each 1 less what the reply deserves. After each round the learner takes every batch that
-the store lets it have. Three arms on the same seeds (paired: the same users ask at the same times):
+the store lets it have. Three arms on the same seeds (paired: the same users ask the same things):
 
     quiet      he never comes
     uncapped   max_share_per_user is off
@@ -158,8 +158,8 @@ async def run_arm(arm: str, seed: int, plan: Plan, model: Path, folder: Path) ->
 
 async def _round(served: Served, env: StyleShift, judges: list[str], seed: str, ledger: Ledger) -> list[float]:
     """Everybody asks and judges, and the store has it; what the honest users' replies deserved."""
-    rng = random.Random(f"tasks:{seed}")
-    tasks = [rng.choice(env.task_ids) for _ in judges]
+    of = {poisoner: random.Random(f"tasks:{seed}:{poisoner}") for poisoner in (True, False)}
+    tasks = [of[judge == "poisoner"].choice(env.task_ids) for judge in judges]
     segments = served.replies(tasks, seed)
     told, offers = [], []
     for number, (judge, task) in enumerate(zip(judges, tasks, strict=True)):
