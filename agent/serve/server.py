@@ -229,6 +229,7 @@ class Server:
             with contextlib.suppress(StoreFault):
                 status = await parts.store.status()
                 store = {"ready": status.ready, "claimed": status.claimed, "trained": status.trained}
+                store["takeable"] = status.metrics.get("takeable", status.ready)
                 parts.metrics.ready.set(status.ready)
             figures = {**api.figures(), "store": store, "learner_metrics": learner}
             with contextlib.suppress(StoreFault, TimeoutError):

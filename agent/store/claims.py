@@ -203,6 +203,14 @@ class Claims:
             rules.Unit(row["unit"], row["completed"], row["latency"], row["oldest"], judge=row["judge"]) for row in rows
         ]
 
+    def takeable(self) -> int:
+        """How many of the ready episodes a claim of the usual size may take: all, or those within the users' shares."""
+        count = self._config.batch // self._config.group_size
+        found = rules.takeable(
+            self._config, self._ready(), count, active=self._active_users(), waited_s=self._waited_s()
+        )
+        return len(found) * self._config.group_size
+
     def _active_users(self) -> int:
         """How many users have judged something lately, trained or not, or have verdicts that wait."""
         if self._config.max_share_per_user is None:

@@ -119,6 +119,7 @@ class Ledger(Tables):
                 "waiting": live.get(("train", "waiting"), 0),
                 "outstanding": self.outstanding(),
                 "capacity": self.config.capacity,
+                **({"takeable": self.claims.takeable()} if self.config.max_share_per_user is not None else {}),
                 "position": self.cursor()[1],
                 "environments": {
                     share.name: dict(zip(("epoch", "position"), self.cursor(share.name), strict=True))

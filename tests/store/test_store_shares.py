@@ -52,6 +52,7 @@ def test_1920_verdicts_of_one_address_make_no_60_versions_while_others_judge(tmp
     batches = versions_in(store, 25)
     assert len(batches) == 1
     assert batches[0]["poisoner"] == BATCH // 8
+    assert store.ledger.status().metrics["takeable"] == 49 - (BATCH - BATCH // 8) + BATCH // 8
     for user in range(49):
         offer(store, f"u{user}", 1)
     more = versions_in(store, 25)
