@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from learner.config import Recipe
+from learner.config import ENDLESS, Recipe
 from learner.parallel.collectives import beating, share
 from learner.parallel.ranks import Ranks, is_main, make_accelerator, world_size
 from learner.plan.start import check_start
@@ -28,6 +28,7 @@ from learner.run.evaluation.rounds import Rounds
 from learner.run.evaluation.running import count_held_out
 from learner.run.evaluation.target import Reached, reached
 from learner.run.folder import claim_run
+from learner.run.going_back import heed_rollback
 from learner.run.hub import Hub
 from learner.run.learner import Learner
 from learner.run.loop import Loop
@@ -118,6 +119,8 @@ def train(recipe: Recipe, display: Display) -> list[PassRate]:
     folder = recipe.run_dir
     with claim_run(recipe) if is_main() else contextlib.nullcontext():
         accelerator = make_accelerator(recipe)
+        if is_main():
+            heed_rollback(folder, display.log)
         model = starting_model(recipe, display, accelerator)
         critic = run_value_pretraining(recipe, model, display, accelerator)
         learner = Learner.build(recipe, accelerator, policy_folder=model, critic_folder=critic)
@@ -149,7 +152,8 @@ def summary(recipe: Recipe, rates: list[PassRate], seconds: float) -> list[Table
     target = reached(recipe, read_metrics(recipe.run_dir / "metrics.jsonl"), progress.step)
     table = Table(show_header=False)
     rows = {
-        "policy updates": f"{progress.step} of {recipe.learner.steps}",
+        "policy updates": f"{progress.step}"
+        + (f" of {recipe.learner.steps}" if recipe.learner.steps < ENDLESS else ""),
         **({"target met": str(target)} if target is not None else {}),
         "episodes trained": f"{progress.episodes:,}",
         "action tokens trained": f"{progress.action_tokens:,}",

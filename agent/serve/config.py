@@ -65,6 +65,23 @@ class ClientsConfig(BaseModel):
     """From here on a request is read and rendered beside the loop that everybody's streams go through."""
 
 
+class CanaryConfig(BaseModel):
+    """Section `serve.canary`: a new version is tried on a share of the answers before it answers everybody."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    share: float = Field(default=0.1, gt=0, lt=1)
+    """Of the time, and so of the answers, that go to the new version."""
+    min_verdicts: int = Field(default=50, ge=2)
+    """So many on each of the two before they are compared."""
+    tolerance: float = Field(default=0.05, ge=0)
+    """How much lower the new version's mean reward may be, where the difference is no chance."""
+    period_s: float = Field(default=20.0, gt=0)
+    """The new version answers for `share` of every period: two swaps of the engine's weights."""
+    longest_s: float = Field(default=3600.0, gt=0)
+    """After that a trial is decided by the verdicts that there are."""
+
+
 class ServeConfig(BaseModel):
     """Section `serve` of a recipe. Times are seconds."""
 
@@ -108,6 +125,11 @@ class ServeConfig(BaseModel):
     keep_versions: int = Field(default=8, ge=1)
     max_journal_bytes: int | None = Field(default=None, ge=65536)
     clients: ClientsConfig = ClientsConfig()
+    judged_by: Literal["user", "key"] = "user"
+    """Who counts as one for `store.max_share_per_user`: every `user` that a key names, for keys that applications hold;
+    or the key, for keys that people hold, who could name any number of users. Without a key it is the address."""
+    canary: CanaryConfig | None = None
+    """None: a publication is served to everybody at once."""
     learner_restarts: int = Field(default=5, ge=0)
     """How often in a row a learner that died is started again."""
     learner_backoff_s: float = Field(default=1.0, gt=0)
@@ -180,6 +202,8 @@ class _Store(_Foreign):
     stale_policy: str = "train"
     max_lag_at_claim: int | None = None
     order: str = "completion"
+    max_share_per_user: float | None = Field(default=0.125, gt=0, le=1)
+    user_window_s: float = Field(default=600.0, ge=0)
     max_attempts: int = 3
     keep_trained: int | None = None
     max_bytes: int | None = None
@@ -187,7 +211,7 @@ class _Store(_Foreign):
 
 class _Learner(_Foreign):
     batch_size: int = Field(default=128, ge=1)
-    steps: int = 60
+    steps: int | None = None
     truncation: str = "terminal"
 
 

@@ -24,17 +24,20 @@ from agent.serve.api.limits import Keys
 from agent.serve.api.metrics import Metrics
 from agent.serve.api.samples import sample_of
 from agent.serve.children.engine import EngineChild
-from agent.serve.children.learner import LearnerChild, LearnerState, learner_command
+from agent.serve.children.learner import LearnerChild, LearnerState, learner_command, why_ended
 from agent.serve.children.store import StoreChild
 from agent.serve.config import ServeError, ServeRecipe
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.journal import Journal
+from agent.serve.conversations.judges import Judges
 from agent.serve.doors.listening import Bounds, Listener, bounds_of, listening
 from agent.serve.doors.own_key import OWN_KEY_NAME, OwnKey, own_key
 from agent.serve.doors.private_files import tighten
+from agent.serve.versions.canary import Canary
 from agent.serve.versions.engine_proxy import EngineProxy
 from agent.serve.versions.following import Follower
 from agent.serve.versions.publishing import Versions
+from agent.serve.versions.rollback import Rollbacks
 from agent.serve.versions.starting_adapter import starting_weights
 from agent.serve.versions.version_table import Version
 from agent.store.client import StoreClient
@@ -111,6 +114,7 @@ class Server:
             recipe.folder / "versions",
             keep=config.keep_versions,
             publish_s=_PUBLISH_S,
+            tried_first=config.canary is not None,
             on_change=lambda version, pinned: _tell(hub, version, pinned),
         )
         start = await asyncio.to_thread(starting_weights, recipe, model)
@@ -143,6 +147,13 @@ class Server:
             figures=figures,
             metrics=metrics,
         )
+        rollbacks = Rollbacks(
+            thread, journal, versions, store, recipe.run_dir, end_learner=lambda: _interrupted(self.learner)
+        )
+        await rollbacks.load()
+        canary = None
+        if config.canary is not None and follower is None:
+            canary = Canary(versions, config.canary, on_change=lambda trial: hub.publish("canary", trial))
         parts = Parts(
             recipe=recipe,
             thread=thread,
@@ -157,6 +168,9 @@ class Server:
             figures=figures,
             metrics=metrics,
             learner=lambda: self.learner.state if self.learner is not None else LearnerState(),
+            rollbacks=rollbacks,
+            canary=canary,
+            judges=Judges(self._key, config.judged_by),
             engine_fault=lambda: self._engine_child.fault if self._engine_child is not None else "",
             owner_fault=lambda: follower.fault if follower is not None else "",
         )
@@ -166,6 +180,9 @@ class Server:
             stack, proxy.application(), config.replicas.host, config.replicas.port, bounds
         )
         await self._background(stack, delivery.run())
+        await self._background(stack, rollbacks.run())
+        if canary is not None:
+            await self._background(stack, canary.run())
         await self._background(stack, self._watch(parts, api))
         if learn:
             command = learner_command(source, overrides, store=self.store_url, engine=self.engine_proxy_url)
@@ -175,8 +192,9 @@ class Server:
                 restarts=config.learner_restarts,
                 first_backoff_s=config.learner_backoff_s,
                 settled_s=config.learner_settled_s,
-                pinned=lambda: versions.pinned,
+                pinned=lambda: versions.pinned or rollbacks.unfinished,
                 key=self._key,
+                why_ended=lambda: why_ended(recipe.run_dir, recipe.learner.steps),
             )
             await self._background(stack, self.learner.run())
         self.url, door = await _listen(stack, api.application(), config.host, config.port, bounds)
@@ -228,7 +246,12 @@ class Server:
         """Tell the watchers how things stand, every second; the learner's metrics as they are written."""
         metrics = _Tail(self.recipe.run_dir / "metrics.jsonl")
         learner: dict[str, Any] = {}
+        said = ""
         while True:
+            state = parts.learner()
+            if state.learning != said:
+                said = state.learning
+                parts.hub.publish("learning", {"learning": said, "reason": state.detail})
             for line in await asyncio.to_thread(metrics.lines):
                 learner = {k: v for k, v in line.items() if k in _SHOWN}
                 parts.hub.publish("learner", learner)
@@ -236,6 +259,7 @@ class Server:
             with contextlib.suppress(StoreFault):
                 status = await parts.store.status()
                 store = {"ready": status.ready, "claimed": status.claimed, "trained": status.trained}
+                store["takeable"] = status.metrics.get("takeable", status.ready)
                 parts.metrics.ready.set(status.ready)
             figures = {**api.figures(), "store": store, "learner_metrics": learner}
             with contextlib.suppress(StoreFault, TimeoutError):
@@ -288,6 +312,11 @@ def _tell(hub: EventHub, version: Version, pinned: bool) -> None:
     hub.publish(
         "version", {"version": version.number, "source": version.source, "origin": version.origin, "pinned": pinned}
     )
+
+
+async def _interrupted(learner: LearnerChild | None) -> None:
+    if learner is not None:
+        await learner.interrupt()
 
 
 async def _listen(

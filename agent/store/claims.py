@@ -63,6 +63,8 @@ class Claims:
             pending=(pending := self._pending({unit.number for unit in ready})),
             ages_s=self._ages(pending),
             recent_s=self._recent(),
+            active=self._active_users(),
+            waited_s=self._waited_s(),
         )
         if chosen is None:
             return None
@@ -196,10 +198,41 @@ class Claims:
     def _ready(self) -> list[rules.Unit]:
         rows = self._tables.all(
             "SELECT unit, max(number) AS completed, max(finished_at - issued_at) AS latency, "
-            "min(oldest_version) AS oldest FROM episode_rows WHERE status = 'ready' GROUP BY unit HAVING count(*) = ?",
+            "min(oldest_version) AS oldest, min(judge) AS judge FROM episode_rows WHERE status = 'ready' "
+            "GROUP BY unit HAVING count(*) = ?",
             self._config.group_size,
         )
-        return [rules.Unit(row["unit"], row["completed"], row["latency"], row["oldest"]) for row in rows]
+        return [
+            rules.Unit(row["unit"], row["completed"], row["latency"], row["oldest"], judge=row["judge"]) for row in rows
+        ]
+
+    def takeable(self) -> int:
+        """How many of the ready episodes a claim of the usual size may take: all, or those within the users' shares."""
+        count = self._config.batch // self._config.group_size
+        found = rules.takeable(
+            self._config, self._ready(), count, active=self._active_users(), waited_s=self._waited_s()
+        )
+        return len(found) * self._config.group_size
+
+    def _active_users(self) -> int:
+        """How many users have judged something lately, trained or not, or have verdicts that wait."""
+        if self._config.max_share_per_user is None:
+            return 0
+        since = self._tables.clock() - self._config.user_window_s
+        query = (
+            "SELECT count(*) FROM (SELECT judge FROM episode_rows WHERE judge != '' AND finished_at >= ? "
+            "UNION SELECT judge FROM episode_rows WHERE judge != '' AND status = 'ready')"
+        )
+        return int(self._tables.one(query, since))
+
+    def _waited_s(self) -> float:
+        """For how long a batch could have been made and none was: since the last claim, or the oldest ready episode."""
+        if self._config.max_share_per_user is None:
+            return 0.0
+        claimed = self._tables.one("SELECT max(opened_at) FROM claims")
+        oldest = self._tables.one("SELECT min(finished_at) FROM episode_rows WHERE status = 'ready'")
+        now = self._tables.clock()
+        return float(now - max(claimed or 0.0, now if oldest is None else oldest))
 
     def _pending(self, ready: set[int]) -> list[int]:
         """Numbers of the units that something still runs for."""

@@ -17,6 +17,7 @@ from agent.doors.keys import given_key
 from agent.episode import Episode, EpisodeError, decode, encode
 from agent.store.protocol import (
     MSGPACK,
+    AsideOf,
     Claim,
     Ending,
     EpisodeRow,
@@ -179,9 +180,13 @@ class StoreClient:
 
     # -- episodes without a ticket
 
-    async def offer(self, episode: Episode) -> Ending:
-        """Hand in an episode that no ticket was leased for; returns after it is on the disk. Safe to repeat."""
-        return await self._call("PUT", f"/episodes/{episode.id}", Ending, data=encode(episode))
+    async def offer(self, episode: Episode, *, judge: str = "") -> Ending:
+        """Hand in an episode that no ticket was leased for; returns after it is on the disk. Safe to repeat.
+
+        `judge`: a name for whoever judged it, for `max_share_per_user`.
+        """
+        query = {"judge": judge} if judge else None
+        return await self._call("PUT", f"/episodes/{episode.id}", Ending, data=encode(episode), query=query)
 
     async def replace(self, episode: Episode) -> Ending:
         """Offer again what has changed; "superseded" if it does not wait for the learner any more. Safe to repeat."""
@@ -195,6 +200,18 @@ class StoreClient:
         `StoreFault` too where it must be repeated.
         """
         return await self._call("DELETE", f"/episodes/{episode_id}", bool)
+
+    async def set_aside(self, version: int) -> int:
+        """A rollback to `version`: what was trained since and what waits is never claimed again; how many episodes."""
+        return await self._call("POST", "/set_aside", int, {"version": version})
+
+    async def aside(self) -> list[AsideOf]:
+        """What is set aside, by judge."""
+        return await self._call("GET", "/set_aside", list[AsideOf])
+
+    async def give_back(self, without: Sequence[str] = ()) -> int:
+        """Make what is set aside ready again, but for the verdicts of the judges `without`; how many episodes."""
+        return await self._call("POST", "/set_aside/return", int, {"without": list(without)})
 
     # -- displays
 

@@ -54,6 +54,12 @@ class StoreConfig(BaseModel):
     order: Literal["completion", "window", "quota"] = "completion"
     window: int | None = Field(default=None, ge=1, description="with order window, in episodes; default: the batch")
     quota_strata: int = Field(default=4, ge=2, description="with order quota: latency classes with equal shares")
+    max_share_per_user: float | None = Field(
+        default=None, gt=0, le=1, description="most of a batch that one user's verdicts may fill: see docs/store.md"
+    )
+    user_window_s: float = Field(
+        default=600.0, ge=0, description="who has judged within it is active; a batch beyond the share waits so long"
+    )
     max_attempts: int = Field(default=3, ge=1, description="attempts of a ticket before it is given up")
     worker_timeout_s: float = Field(default=60.0, gt=0, description="silence after which a worker counts as dead")
     restart_grace_s: float = Field(default=15.0, ge=0, description="the same, counted from a restart of the store")

@@ -59,7 +59,10 @@ def store_figures(status: StoreStatus, traffic: Traffic, size: int) -> Iterable[
         "state",
     )
     yield gauge(
-        "sao_store_episodes", "Training episodes by state", {"ready": status.ready, "claimed": status.claimed}, "state"
+        "sao_store_episodes",
+        "Training episodes by state",
+        {"ready": status.ready, "claimed": status.claimed, "set_aside": status.set_aside},
+        "state",
     )
     yield gauge("sao_store_outstanding", "Training episodes that hold a slot of the budget", metrics["outstanding"])
     yield gauge("sao_store_capacity", "Slots of the staleness budget", metrics["capacity"])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.store import rules
+from agent.store.asides import Asides
 from agent.store.claims import Claims
 from agent.store.config import StoreConfig
 from agent.store.evaluations import Evaluations
@@ -34,8 +35,9 @@ class Ledger(Tables):
         ready ──tickets.fail: a member of its group is lost─────▶ dropped [slot back]
         ready ──offers.forget───────────────────────────────────▶ dropped, and wiped [slot back]
         ready ──offers.replace──────────────────────────────────▶ ready, with another verdict, in its place
+        ready, claimed, trained since ──asides.put──────────────▶ set_aside [slot back] ──asides.give_back──▶ ready
 
-        trained, stale, dropped ──prune, make_room──▶ the same without its tokens (see `agent.store.retention`)
+        trained, stale, dropped, set_aside ──prune, make_room──▶ the same without its tokens (`agent.store.retention`)
 
         tickets.deliver, of an evaluation's ticket ──▶ evaluation: no slot, in no claim
 
@@ -60,6 +62,7 @@ class Ledger(Tables):
             self.evaluations = Evaluations(self)
             self.claims = Claims(self)
             self.offers = Offers(self)
+            self.asides = Asides(self)
         except BaseException:
             self.close()
             raise
@@ -108,6 +111,7 @@ class Ledger(Tables):
             version=self.version,
             ready=self.one("SELECT count(*) FROM episode_rows WHERE status = 'ready'"),
             leased=live.get(("train", "leased"), 0),
+            set_aside=self.one("SELECT count(*) FROM episode_rows WHERE status = 'set_aside'"),
             claimed=self.one("SELECT count(*) FROM episode_rows WHERE status = 'claimed'"),
             trained=counters.get("trained", 0),
             epoch=min((self.cursor(share.name)[0] for share in self.config.environments), default=self.cursor()[0]),
@@ -116,6 +120,7 @@ class Ledger(Tables):
                 "waiting": live.get(("train", "waiting"), 0),
                 "outstanding": self.outstanding(),
                 "capacity": self.config.capacity,
+                **({"takeable": self.claims.takeable()} if self.config.max_share_per_user is not None else {}),
                 "position": self.cursor()[1],
                 "environments": {
                     share.name: dict(zip(("epoch", "position"), self.cursor(share.name), strict=True))

@@ -22,9 +22,10 @@ class Offers:
     def __init__(self, tables: Tables) -> None:
         self._tables, self._config = tables, tables.config
 
-    def take(self, episode: Episode, data: bytes) -> Ending:
+    def take(self, episode: Episode, data: bytes, judge: str = "") -> Ending:
         """Accept a valid episode (`data` is its encoding). The id decides: a second one is a "duplicate".
 
+        `judge`: a name for whoever judged it, which says nothing of them; "" if nobody knows.
         Raises `StoreFault` where it could never be trained: an untrainable stop reason, or a run of a group method.
         """
         tables = self._tables
@@ -56,6 +57,7 @@ class Offers:
             issued_version=episode.actions[0].versions[0],
             finished_at=now,
             private=True,
+            judge=judge,
         )
         tables.count("accepted")
         tables.count("offered")

@@ -82,7 +82,8 @@ class EpisodeRow(msgspec.Struct, frozen=True):
     """One line of a list of episodes: what can be known without reading its tokens. Times are Unix seconds.
 
     `kind`: "train", "evaluate", or "served" (offered without a ticket). `status`: "ready", "claimed", "trained",
-    "stale" (too old when it was to be claimed), "dropped" or "evaluation". `gone`: why its tokens are not there any
+    "stale" (too old when it was to be claimed), "dropped", "set_aside" (by a rollback, see `SetAsideRequest`) or
+    "evaluation". `judge`: whose verdict it is, "" where nobody is known. `gone`: why its tokens are not there any
     more, "pruned" (see `keep_trained`) or "wiped" (at its user's wish); None while they are.
     """
 
@@ -109,6 +110,7 @@ class EpisodeRow(msgspec.Struct, frozen=True):
     claim: str | None
     evaluation: str | None
     gone: str | None = None
+    judge: str | None = None
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
@@ -121,6 +123,7 @@ class StoreStatus(msgspec.Struct, frozen=True):
     claimed: int
     trained: int
     epoch: int
+    set_aside: int = 0
     counters: dict[str, int] = {}
     metrics: dict[str, Any] = {}
 
@@ -178,6 +181,26 @@ class VersionRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of /version: what the engines serve from now on."""
 
     version: int
+
+
+class SetAsideRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /set_aside: the version that a rollback goes back to."""
+
+    version: int
+
+
+class ReturnRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of /set_aside/return: everything but what these judges judged."""
+
+    without: list[str] = []
+
+
+class AsideOf(msgspec.Struct, frozen=True):
+    """What is set aside of one judge: how many episodes, and their mean reward."""
+
+    judge: str
+    episodes: int
+    reward: float
 
 
 class WorkerRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -25,6 +25,7 @@ class EpisodeFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     claim: str | None = None
     evaluation: str | None = None
     worker: str | None = None
+    judge: str | None = None
     epoch: int | None = None
     min_reward: float | None = None
     max_reward: float | None = None

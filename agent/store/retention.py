@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-FINISHED = "status IN ('trained', 'stale', 'dropped') AND gone IS NULL"
+FINISHED = "status IN ('trained', 'stale', 'dropped', 'set_aside') AND gone IS NULL"
 """Which rows may be pruned: what no claim takes again, and still has its tokens. Evaluations are read on resume."""
 
 _BYTES = "SELECT number, data FROM episode_data UNION ALL SELECT number, data FROM texts"

@@ -17,19 +17,22 @@ from dataclasses import dataclass
 
 from agent.episode import StopReason
 from agent.store.config import StoreConfig
+from agent.store.shares import within_share
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A whole unit that is ready. `completed` orders units by the completion of their last episode.
 
-    `latency_s`: from lease to delivery, of the slowest member. `oldest_version`: of any token of any member.
+    `latency_s`: from lease to delivery, of the slowest member. `oldest_version`: of any token of any member. `judge`:
+    whose verdict it is, "" for what an environment graded.
     """
 
     number: int
     completed: int
     latency_s: float
     oldest_version: int
+    judge: str = ""
 
 
 @functools.lru_cache(maxsize=4)
@@ -88,13 +91,16 @@ def choose(
     pending: Sequence[int] = (),
     ages_s: Sequence[float] = (),
     recent_s: Sequence[float] = (),
+    active: int = 0,
+    waited_s: float = 0.0,
 ) -> list[Unit] | None:
     """The `count` units that a claim takes, in order of completion; None while it should wait.
 
     `pending`: numbers of the units that are not whole yet. `ages_s`: how long each of them has run so far.
     `recent_s`: latencies of units that finished lately. The last two matter to order "quota" only.
+    `active`, `waited_s`: see `agent.store.shares.within_share`; they matter with `max_share_per_user` only.
     """
-    queue = sorted(ready, key=lambda unit: unit.completed)
+    queue = takeable(config, ready, count, active=active, waited_s=waited_s)
     if len(queue) < count:
         return None
     if config.order == "completion":
@@ -102,6 +108,24 @@ def choose(
     if config.order == "window":
         return _choose_window(queue, count, pending, config.window_units)
     return _choose_quota(queue, count, ages_s, recent_s, config.quota_strata)
+
+
+def takeable(
+    config: StoreConfig, ready: Sequence[Unit], count: int, *, active: int = 0, waited_s: float = 0.0
+) -> list[Unit]:
+    """Which of the ready units a claim of `count` may take, in order of completion: all, but for what one user has
+    judged beyond `max_share_per_user`. Arguments as in `choose`."""
+    queue = sorted(ready, key=lambda unit: unit.completed)
+    if config.max_share_per_user is None:
+        return queue
+    allowed = within_share(
+        [unit.judge for unit in queue],
+        count,
+        share=config.max_share_per_user,
+        active=active,
+        relaxed=waited_s >= config.user_window_s,
+    )
+    return [unit for unit, taken in zip(queue, allowed, strict=True) if taken]
 
 
 def _choose_window(queue: list[Unit], count: int, pending: Sequence[int], window: int) -> list[Unit] | None:

@@ -40,6 +40,8 @@ from agent.store.protocol import (
     PauseRequest,
     RecoverRequest,
     ReleaseRequest,
+    ReturnRequest,
+    SetAsideRequest,
     StoreFault,
     StoreFull,
     VersionRequest,
@@ -90,6 +92,9 @@ class StoreServer:
                 web.post("/release", self._release),
                 web.post("/recover", self._recover),
                 web.post("/version", self._version),
+                web.post("/set_aside", self._set_aside),
+                web.get("/set_aside", self._list_aside),
+                web.post("/set_aside/return", self._return),
                 web.post("/pause", self._pause),
                 web.post("/release_worker", self._release_worker),
                 web.post("/evaluations", self._start_evaluation),
@@ -280,6 +285,17 @@ class StoreServer:
         body = await _body(request, VersionRequest)
         return _packed(await self._change(lambda: self.ledger.set_version(body.version)))
 
+    async def _set_aside(self, request: web.Request) -> web.Response:
+        body = await _body(request, SetAsideRequest)
+        return _packed(await self._change(lambda: self.ledger.asides.put(body.version)))
+
+    async def _list_aside(self, _: web.Request) -> web.Response:
+        return _packed(await self._thread.run(self.ledger.asides.listing))
+
+    async def _return(self, request: web.Request) -> web.Response:
+        body = await _body(request, ReturnRequest)
+        return _packed(await self._change(lambda: self.ledger.asides.give_back(body.without)))
+
     async def _pause(self, request: web.Request) -> web.Response:
         body = await _body(request, PauseRequest)
         return _packed(await self._change(lambda: self.ledger.tickets.pause(body.paused)))
@@ -331,9 +347,10 @@ class StoreServer:
         episode = await _decoded(data)  # EpisodeError is a ValueError: 400
         if episode.id != request.match_info["id"]:
             raise web.HTTPBadRequest(text=f"the episode's id is {episode.id}, not {request.match_info['id']}")
-        offers = self.ledger.offers
-        take = offers.replace if request.query.get("replace") else offers.take
-        return _packed(await self._change(lambda: take(episode, data)))
+        offers, judge = self.ledger.offers, request.query.get("judge", "")
+        if request.query.get("replace"):
+            return _packed(await self._change(lambda: offers.replace(episode, data)))
+        return _packed(await self._change(lambda: offers.take(episode, data, judge)))
 
     async def _forget(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]

@@ -35,15 +35,18 @@ CREATE INDEX IF NOT EXISTS tickets_unit ON tickets (unit);
 CREATE INDEX IF NOT EXISTS tickets_evaluation ON tickets (evaluation) WHERE evaluation IS NOT NULL;
 CREATE TABLE IF NOT EXISTS episode_rows (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL,
-    status TEXT NOT NULL CHECK (status IN ('ready', 'claimed', 'trained', 'stale', 'dropped', 'evaluation')),
+    status TEXT NOT NULL CHECK (status IN
+        ('ready', 'claimed', 'trained', 'stale', 'dropped', 'set_aside', 'evaluation')),
     unit INTEGER NOT NULL, task_index INTEGER NOT NULL, epoch INTEGER NOT NULL, group_id TEXT, env_id TEXT NOT NULL,
     task_id TEXT NOT NULL, reward REAL NOT NULL, tokens INTEGER NOT NULL, turns INTEGER NOT NULL,
     oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL, stop_reason TEXT NOT NULL, worker TEXT NOT NULL,
     attempt INTEGER NOT NULL, issued_at REAL NOT NULL, issued_version INTEGER NOT NULL, finished_at REAL NOT NULL,
-    claimed_at REAL, claim TEXT, evaluation TEXT, gone TEXT CHECK (gone IN ('pruned', 'wiped')));
+    claimed_at REAL, claim TEXT, evaluation TEXT, gone TEXT CHECK (gone IN ('pruned', 'wiped')),
+    judge TEXT NOT NULL DEFAULT '');
 CREATE INDEX IF NOT EXISTS episodes_live ON episode_rows (status, unit);
 CREATE INDEX IF NOT EXISTS episodes_claim ON episode_rows (claim) WHERE claim IS NOT NULL;
 CREATE INDEX IF NOT EXISTS episodes_evaluation ON episode_rows (evaluation) WHERE evaluation IS NOT NULL;
+CREATE INDEX IF NOT EXISTS episodes_judged ON episode_rows (finished_at, judge) WHERE judge != '';
 CREATE INDEX IF NOT EXISTS episodes_finished ON episode_rows (number) WHERE {FINISHED};
 CREATE TABLE IF NOT EXISTS episode_data (number INTEGER PRIMARY KEY, data BLOB NOT NULL);
 {texts.SCHEMA}
@@ -196,18 +199,22 @@ class Tables(Database):
         group_id: str | None = None,
         evaluation: str | None = None,
         private: bool = False,
+        judge: str = "",
     ) -> None:
-        """A new row for `episode`, whose encoding is `data`. Times are Unix seconds. `private`: people's words."""
+        """A new row for `episode`, whose encoding is `data`. Times are Unix seconds.
+
+        `private`: people's words. `judge`: whose verdict it is.
+        """
         versions = episode.sampled_by
         made = self.sql.execute(
             "INSERT INTO episode_rows (id, kind, status, unit, task_index, epoch, group_id, env_id, task_id, reward, "
             "tokens, turns, oldest_version, newest_version, stop_reason, worker, attempt, issued_at, issued_version, "
-            "finished_at, evaluation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "finished_at, evaluation, judge) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(episode.id, kind, status, unit, task_index, epoch, group_id),
                 *(episode.env_id, episode.task_id, episode.reward, episode.action_tokens, len(episode.actions)),
                 *(versions[0], versions[-1], episode.stop_reason.value, worker),
-                *(attempt, issued_at, issued_version, finished_at, evaluation),
+                *(attempt, issued_at, issued_version, finished_at, evaluation, judge),
             ),
         )
         if private:

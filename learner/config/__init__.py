@@ -16,10 +16,11 @@ from learner.config.reading import load_recipe, parse_recipe, save_recipe
 from learner.config.recipe import Recipe
 from learner.config.section import RecipeError
 from learner.config.services import EngineConfig, HardwareConfig, RuntimeSection, StoreSection
-from learner.config.stages import HeldOutProbeConfig, SFTConfig, ValuePretrainingConfig
-from learner.config.update import KLConfig, LearnerConfig
+from learner.config.stages import HeldOutProbeConfig, JudgedGateConfig, SFTConfig, ValuePretrainingConfig
+from learner.config.update import ENDLESS, KLConfig, LearnerConfig
 
 __all__ = [
+    "ENDLESS",
     "AdapterConfig",
     "EngineConfig",
     "EvaluationConfig",
@@ -28,6 +29,7 @@ __all__ = [
     "HeldOutProbeConfig",
     "HeldOutSet",
     "HubConfig",
+    "JudgedGateConfig",
     "KLConfig",
     "LearnerConfig",
     "MethodConfig",

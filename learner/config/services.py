@@ -93,6 +93,8 @@ class StoreSection(Section):
     stale_policy: Literal["train", "drop"] = "train"
     max_lag_at_claim: int | None = None
     order: Literal["completion", "window", "quota"] = "completion"
+    max_share_per_user: float | None = Field(default=None, gt=0, le=1)  # None: a server has 1/8
+    user_window_s: float = Field(default=600.0, ge=0)
     max_attempts: int = Field(default=3, ge=1)
     keep_trained: int | None = Field(default=None, ge=0)
     max_bytes: int | None = Field(default=None, ge=65536)

@@ -62,3 +62,16 @@ class HeldOutProbeConfig(Section):
     prompts: int = Field(default=8, ge=1)
     texts_per_prompt: int = Field(default=32, ge=1)
     margin: float = Field(default=1.0, gt=0)
+
+
+class JudgedGateConfig(Section):
+    """A share of the judged conversations is not trained on: by them new weights are judged before they are published.
+
+    `keep`: how many of the last ones are asked, twice a step. `tolerance`: by how much their estimated reward may fall
+    in one step. `least`: on so many, by their effective number, an estimate must rest; below it the gate is open.
+    """
+
+    share: float = Field(default=0.1, gt=0, le=0.5)
+    keep: int = Field(default=128, ge=2)
+    tolerance: float = Field(default=0.05, gt=0)
+    least: int = Field(default=24, ge=1)

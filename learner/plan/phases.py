@@ -102,7 +102,7 @@ _REMEDIES = {
     ),
     "copies": (
         "raise hardware.fsdp (with hardware.learner_gpus); a checkpoint is written from a copy, and so is a step that "
-        "may be taken back (learner.held_out_probe)"
+        "may be taken back (learner.held_out_probe, learner.judged_gate)"
     ),
     "process": "start fewer processes",
     "kv_cache": "raise hardware.gpus_per_engine, or lower engine.max_context",

@@ -147,7 +147,8 @@ class Rank:
     @property
     def _kept(self) -> Usage:
         """Copies of weights and moments: for a checkpoint, where it lies on the device, and to go back to."""
-        copies = int(self.on_cpu) + int(self.recipe.learner.held_out_probe is not None)
+        config = self.recipe.learner
+        copies = int(self.on_cpu) + int(config.held_out_probe is not None or config.judged_gate is not None)
         return Usage(copies=copies * self._lasting.total)
 
     @property

@@ -82,11 +82,18 @@ class ParityProbe:
             rounding=_rounding(recipe),
         )
 
-    async def gate(self, engines: Sequence[Engine]) -> list[parity_report.ParityReport]:
-        """A report for each engine. Raises `LearnerFault` at the first that disagrees, `EngineFault` if one is down."""
+    async def gate(self, engines: Sequence[Engine], version: int | None = None) -> list[parity_report.ParityReport]:
+        """A report for each engine. Raises `LearnerFault` at the first that disagrees, `EngineFault` if one is down.
+
+        Where a server stands between and samples from another version than `version` (held or on trial there), nothing
+        can be compared, and there is no report.
+        """
         reports = []
         for engine in engines:
             completions = await parity_report.sample(engine, self.prompts, self.sampling, timeout_s=self.timeout_s)
+            served = {v for completion in completions for v in completion.versions}
+            if self.behind_server and version is not None and served - {version}:
+                continue
             report = await self._compare(self.prompts, completions)
             if not report.mean_difference <= self.threshold:
                 raise LearnerFault(

@@ -14,8 +14,18 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+
+from learner.config import ENDLESS
 
 _ROWS: tuple[tuple[str, str, str], ...] = (
     ("reward", "rollout/reward", "{:.3f}"),
@@ -68,7 +78,7 @@ class Display:
         self._progress = Progress(
             TextColumn("{task.description:<18}"),
             BarColumn(bar_width=30),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=False),
@@ -102,15 +112,20 @@ class Display:
         return Stage(self, name, total)
 
     def step(self, step: int, total: int, figures: dict[str, Any]) -> None:
-        """Show the figures of step `step` of `total`."""
+        """Show the figures of step `step` of `total` (`ENDLESS`: of no end)."""
+        ends = total < ENDLESS
         if self._training is None:
-            self._training = self._progress.add_task("SAO", total=total, completed=step - 1, note="")
+            self._training = self._progress.add_task("SAO", total=total if ends else None, completed=step - 1, note="")
         self._progress.update(self._training, completed=step)
         self._note_figures(figures)
         if not self._interactive:
             parts = [f"{label} {form.format(self._last[key])}" for label, key, form in self._rows if key in self._last]
             left = self._progress.tasks[self._training].time_remaining
-            self.log(f"step {step}/{total}  " + "  ".join(parts) + (f"  left {left:.0f} s" if left else ""))
+            self.log(
+                f"step {step}{f'/{total}' if ends else ''}  "
+                + "  ".join(parts)
+                + (f"  left {left:.0f} s" if left else "")
+            )
 
     def evaluation(self, step: int, figures: dict[str, Any]) -> None:
         """Show what an evaluation of the weights of `step` gave while later ones were trained."""

@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from agent.episode import Episode
+from agent.serve.config import ServeConfig
 from learner.advantages import RunningMeanBaseline
 from learner.algorithms import Algorithm
 from learner.config import Recipe, RecipeError
@@ -35,6 +36,7 @@ from learner.parallel.collectives import largest
 from learner.parallel.layout import layout_of
 from learner.run.checkpoint import CheckpointError, Checkpoints, Progress
 from learner.run.folder import written_at_once
+from learner.run.going_back import kept_checkpoints
 from learner.run.metrics import ratio_metrics
 from learner.run.profiling import watching
 from learner.run.throughput import Speedometer
@@ -77,7 +79,10 @@ class Learner:
 
     def __post_init__(self) -> None:
         self.speed = Speedometer(self.recipe, self.algorithm, self.policy, self.critic)
-        self.checkpoints = Checkpoints(self.policy.accelerator, keep=self.recipe.learner.keep_checkpoints)
+        config, serve = self.recipe.learner, self.recipe.serve or ServeConfig()
+        versions = serve.keep_versions if config.online else None
+        keep = kept_checkpoints(config.keep_checkpoints, versions, config.checkpoint_every)
+        self.checkpoints = Checkpoints(self.policy.accelerator, keep=keep)
 
     @classmethod
     def build(cls, recipe: Recipe, accelerator: Accelerator, *, policy_folder: Path, critic_folder: Path) -> Learner:

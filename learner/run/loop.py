@@ -20,7 +20,6 @@ from learner.config import Recipe
 from learner.data.batch import require_sampling
 from learner.faults import LearnerFault
 from learner.parallel.ranks import Ranks
-from learner.probes.held_out import HeldOutProbe, decide
 from learner.probes.parity_probe import ParityProbe
 from learner.run.annotations import step_annotations
 from learner.run.display import Display
@@ -28,6 +27,7 @@ from learner.run.evaluation.evaluations import Evaluations
 from learner.run.evaluation.rounds import copy_snapshot
 from learner.run.evaluation.target import Reached, reached
 from learner.run.folder import append_metrics
+from learner.run.gates import Gates
 from learner.run.hub import Hub
 from learner.run.learner import Learner
 from learner.run.metrics import finite, service_figures, step_figures
@@ -48,7 +48,7 @@ class Loop:
     crash then costs:
 
         claim         the store lends a batch; the next session gets it again
-        step, judge   the weights move, in memory only, and the held-out probe may take that back
+        step, judge   the weights move, in memory only, and a gate may take that back
         checkpoint    a copy of what was learned and the ids of its claims begin their way to the disk, together
         publish       engines get the weights, under a version that no session has used
         report        a line of metrics may be missing
@@ -74,11 +74,11 @@ class Loop:
     held_out: Mapping[str, int]
     reached: Reached | None = None
     discarded_in_row: int = 0
-    held_out_probe: HeldOutProbe | None = None
     hub: Hub | None = None
     _committing: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
+        self.gates = Gates(self.recipe, self.learner, self.ranks, self.display)
         self.evaluations = Evaluations(
             self.recipe,
             self.services,
@@ -95,7 +95,7 @@ class Loop:
         start_tracker(recipe, learner.policy.accelerator, self.folder)
         probe = await ParityProbe.build(recipe, self.ranks.policy, model=learner.source)
         publication = Publication(recipe, learner, self.services, self.folder, self.display, probe, self.ranks)
-        await self._prepare_held_out_probe()
+        await self.gates.prepare()
         await publication.begin()
         forget_after(self.folder, progress.step)
         self._look_for_target(read_metrics(self.folder / "metrics.jsonl"))
@@ -120,14 +120,13 @@ class Loop:
                     break
                 waited = time.monotonic() - started
                 version = progress.version
-                episodes = [records.decode(data) for data in claim.episodes]
+                episodes = self.gates.split([records.decode(data) for data in claim.episodes])
                 require_sampling(episodes, recipe.runtime.sampling.temperature)
                 await asyncio.to_thread(self._record, claim)
                 async with self.services.weights_change():
-                    if self.held_out_probe is not None:
-                        await asyncio.to_thread(self.ranks.call, "remember")
+                    await self.gates.before_step()
                     batch, result = await asyncio.to_thread(self.ranks.call, "step", episodes)
-                    moved, judged = await self._judge(result.policy_moved)
+                    moved, judged = await self.gates.judge(result.policy_moved)
                     stepped = time.monotonic()
                     progress.claims.append(claim.id)
                     progress.version += moved
@@ -151,43 +150,6 @@ class Loop:
                 await self._offer_to_hub()
                 await self._heed_discards(result)
             await self._commit_all()  # one that learns online is mostly stopped while it waits for episodes
-
-    async def _prepare_held_out_probe(self) -> None:
-        """Read the held-out texts; weights that are served already say how good is good enough."""
-        if self.recipe.learner.held_out_probe is None:
-            return
-        renderer = await asyncio.to_thread(self.recipe.runtime.chat.load, self.learner.source)
-        self.held_out_probe = await asyncio.to_thread(HeldOutProbe.build, self.recipe, renderer)
-        progress = self.learner.progress
-        if self.held_out_probe is not None and progress.best_score is None:
-            progress.best_score = await asyncio.to_thread(self.held_out_probe.score, self.ranks.policy)
-
-    async def _judge(self, moved: bool) -> tuple[bool, dict[str, float]]:
-        """Drop what the step made of the weights if the held-out probe says so; whether the policy has moved after
-        all, and the probe's figures.
-
-        Dropped means that policy, critic and moments are again as before the step, so a checkpoint never holds
-        weights that may not be served. The batch counts as trained: it would spoil them again.
-        """
-        probe, config, progress = self.held_out_probe, self.recipe.learner.held_out_probe, self.learner.progress
-        if probe is None or config is None or not moved:
-            return moved, {}
-        started = time.monotonic()
-        score = await asyncio.to_thread(probe.score, self.ranks.policy)
-        decision = decide(score, progress.best_score, config.margin)
-        if decision.publish:
-            progress.best_score = decision.best
-        else:
-            await asyncio.to_thread(self.ranks.call, "roll_back")
-            progress.dropped += 1
-            self.display.log(
-                f"step {progress.step}: the candidate is dropped, version {progress.version} stays: {decision.reason}"
-            )
-        return decision.publish, {
-            "publication/held_out_score": score,
-            "publication/dropped": float(progress.dropped),
-            "time/held_out_probe_s": time.monotonic() - started,
-        }
 
     async def _heed_discards(self, result: StepResult) -> None:
         """Say whose updates of this step were discarded; a `LearnerFault` once that was so for too many steps in a row.

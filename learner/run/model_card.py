@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from learner.config import Recipe
+from learner.config import ENDLESS, Recipe
 
 CURVES = "curves.png"
 """The picture that the page shows, beside it."""
@@ -28,6 +28,7 @@ _FIGURES = (
 def model_card(recipe: Recipe, step: int, records: Sequence[Mapping[str, Any]]) -> str:
     """Markdown with the metadata that a hub reads. `records`: the run's metrics, oldest first (see `read_metrics`)."""
     algorithm = recipe.learner.algorithm
+    of = f" of {recipe.learner.steps}" if recipe.learner.steps < ENDLESS else ""
     lines = [
         "---",
         "library_name: transformers",
@@ -37,7 +38,7 @@ def model_card(recipe: Recipe, step: int, records: Sequence[Mapping[str, Any]]) 
         "",
         f"# {recipe.name}",
         "",
-        f"A policy after {step} of {recipe.learner.steps} steps of reinforcement learning with `{algorithm}`, by "
+        f"A policy after {step}{of} steps of reinforcement learning with `{algorithm}`, by "
         "[Single-Rollout Asynchronous Optimization](https://arxiv.org/abs/2607.07508) or a method of the same table, "
         f"in the environment `{recipe.env.id}`.",
         "",

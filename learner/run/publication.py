@@ -53,7 +53,7 @@ class Publication:
         if progress.step > 0 or served > 0:
             progress.version = max(progress.version, served) + 1
             await self.publish()
-        for report in await self.probe.gate(self.services.engines):
+        for report in await self.probe.gate(self.services.engines, self.learner.progress.version):
             self.display.log(str(report))
 
     async def publish(self) -> dict[str, float]:

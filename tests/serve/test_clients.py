@@ -218,14 +218,20 @@ async def test_tokens_and_texts_are_told_in_vllms_shape(api: Client) -> None:
     _, chat = await api.call("POST", "/tokenize", {"messages": HI})
     answer = await api.chat("Hi")
     assert chat["count"] == answer["usage"]["prompt_tokens"]
-    for path, body in (("/tokenize", {"prompt": 3}), ("/detokenize", {"tokens": ["a"]}), ("/detokenize", {"tokens": [-1]})):
+    for path, body in (
+        ("/tokenize", {"prompt": 3}),
+        ("/detokenize", {"tokens": ["a"]}),
+        ("/detokenize", {"tokens": [-1]}),
+    ):
         status, answer = await api.call("POST", path, body)
         assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
 
 
 async def test_a_request_has_an_id_in_its_answer_its_error_and_the_log(server: ServerProcess, api: Client) -> None:
     body = {"model": NAME, "messages": HI, "max_tokens": 2, "stream": True}
-    async with api.session.post(server.url + "/v1/chat/completions", json=body, headers={"x-request-id": "mine-1"}) as r:
+    async with api.session.post(
+        server.url + "/v1/chat/completions", json=body, headers={"x-request-id": "mine-1"}
+    ) as r:
         assert r.headers["x-request-id"] == "mine-1"
         assert (r.headers["X-Accel-Buffering"], r.headers["Cache-Control"]) == ("no", "no-cache")
         await r.read()

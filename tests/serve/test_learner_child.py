@@ -7,20 +7,23 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from serve_tools import ServerProcess, client, serving, write_recipe
 
 from agent.backoff import doubled_s
-from agent.serve.children.learner import LearnerChild, learner_command
+from agent.serve.children.learner import LearnerChild, learner_command, why_ended
 
 DIES = "import sys; print('cannot go on'); sys.exit(3)"
 LIVES = "import time; time.sleep(600)"
 ENDS = "pass"
 
 
-def child(tmp_path: Path, code: str, *, restarts: int = 2, pinned: Callable[[], bool] = lambda: False) -> LearnerChild:
+def child(
+    tmp_path: Path, code: str, *, restarts: int = 2, pinned: Callable[[], bool] = lambda: False, **more: Any
+) -> LearnerChild:
     return LearnerChild(
         [sys.executable, "-c", code],
         tmp_path / "learner.log",
@@ -28,6 +31,7 @@ def child(tmp_path: Path, code: str, *, restarts: int = 2, pinned: Callable[[], 
         first_backoff_s=0.01,
         settled_s=300.0,
         pinned=pinned,
+        **more,
     )
 
 
@@ -52,6 +56,34 @@ async def test_a_learner_that_is_done_is_not_started_again(tmp_path: Path) -> No
     learner = child(tmp_path, ENDS)
     await learner.run()
     assert (learner.state.state, learner.state.restarts) == ("finished", 0)
+
+
+async def test_a_learner_that_is_done_says_why_and_that_nothing_is_learned(tmp_path: Path) -> None:
+    """Was: `learner.steps` reached, /healthz ok, and feedback `in_store` as if somebody learned from it."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 6}\n{"step": 7}\n')
+    learner = child(tmp_path, ENDS, why_ended=lambda: why_ended(tmp_path, 7))
+    assert learner.state.learning == "off"
+    await learner.run()
+    assert learner.state.learning == "ended"
+    assert learner.state.detail.startswith("learner.steps=7 is reached")
+    assert "learner.log" in why_ended(tmp_path, 8)
+    assert "learner.log" in why_ended(tmp_path / "nothing", None)
+
+
+async def test_a_rollback_ends_the_learner_and_that_is_no_failure(tmp_path: Path) -> None:
+    held, log = [False], tmp_path / "learner.log"
+    learner = child(tmp_path, "print('started', flush=True); " + LIVES, restarts=0, pinned=lambda: held[0])
+    task = asyncio.create_task(learner.run())
+    await until(lambda: log.exists() and "started" in log.read_text())
+    held[0] = True
+    await learner.interrupt()
+    await until(lambda: learner.state.state == "held")
+    held[0] = False
+    await until(lambda: log.read_text().count("started") == 2)
+    assert (learner.state.state, learner.state.restarts) == ("running", 0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_stopping_leaves_no_learner_behind(tmp_path: Path) -> None:
@@ -133,7 +165,9 @@ async def test_the_server_goes_on_without_its_learner_and_says_so(models: tuple[
             assert (health["status"], health["learner"]["restarts"]) == ("degraded", 1)
             assert "no_such_algorithm" in health["learner"]["detail"]
             answer = await api.chat()
-            assert (await api.feedback(answer["id"], reward=1))[1]["in_store"]
+            given = (await api.feedback(answer["id"], reward=1))[1]
+            assert (given["in_store"], given["learning"], health["learning"]) == (True, False, "ended")
+            assert "no_such_algorithm" in health["learning_reason"]
             children = psutil.Process(server.process.pid).children(recursive=True)
     assert_gone(server, children)
 

@@ -39,6 +39,23 @@ COMMIT;
 """
 
 
+# What schema 2 did not have: judges, and a state for what a rollback sets aside.
+VERSION_2 = """
+BEGIN;
+DROP VIEW episodes;
+CREATE TABLE before AS SELECT number, id, kind, status, unit, task_index, epoch, group_id, env_id, task_id, reward,
+    tokens, turns, oldest_version, newest_version, stop_reason, worker, attempt, issued_at, issued_version, finished_at,
+    claimed_at, claim, evaluation, gone FROM episode_rows;
+DROP TABLE episode_rows;
+ALTER TABLE before RENAME TO episode_rows;
+CREATE INDEX episodes_live ON episode_rows (status, unit);
+CREATE VIEW episodes AS
+    SELECT r.*, coalesce(d.data, x'') AS data FROM episode_rows r LEFT JOIN episode_data d ON d.number = r.number;
+UPDATE meta SET value = '2' WHERE key = 'schema';
+COMMIT;
+"""
+
+
 def with_episodes(path: Path, count: int = 12) -> Bench:
     b = Bench(path, StoreConfig(tasks=100, batch=4, max_lag=9), durable=False)
     for ticket in b.lease(count):
@@ -91,6 +108,23 @@ def test_a_file_of_the_layout_before_goes_on_where_it_was(tmp_path: Path) -> Non
     assert b.put(ticket).outcome == "accepted"
     numbers = [row["number"] for row in b.ledger.all("SELECT number FROM episode_rows ORDER BY number")]
     assert numbers == list(range(1, 18)), "the order of completion goes on"
+
+
+def test_a_file_that_knew_no_judges_goes_on_where_it_was(tmp_path: Path) -> None:
+    b = with_episodes(tmp_path / "e.sqlite", 8)
+    b.claim("a", 4)
+    b.commit("a")
+    before = b.statuses()
+    b.ledger.close()
+    sql = sqlite3.connect(b.path)
+    sql.executescript(VERSION_2)
+    sql.close()
+    with EpisodeReader(b.path) as reader:
+        assert {row.judge for row in reader.list()} == {None}, "displays read it before it is moved"
+    b.open()
+    assert b.statuses() == before
+    assert len(ids(b.claim("b", 4))) == 4
+    assert {row["judge"] for row in b.ledger.all("SELECT judge FROM episodes")} == {""}
 
 
 def test_a_store_killed_while_it_moves_a_file_goes_on_at_its_next_start(

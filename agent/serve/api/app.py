@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -30,19 +29,25 @@ from agent.serve.children.learner import LearnerState
 from agent.serve.config import ServeRecipe
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.journal import Journal
+from agent.serve.conversations.judges import Judges
 from agent.serve.doors.audit import FILE as AUDIT_FILE
 from agent.serve.doors.audit import Audit
 from agent.serve.doors.door import PublicDoor
+from agent.serve.versions.canary import Canary
 from agent.serve.versions.publishing import Versions
+from agent.serve.versions.rollback import Rollbacks
 from agent.store.client import StoreClient
 from agent.store.database_thread import DatabaseThread
-from agent.store.protocol import StoreFault
 from agent.wire.body import body_of
 from agent.wire.errors import ApiError, errors_as_json, json_response
 
 
 class _VersionRequest(msgspec.Struct, forbid_unknown_fields=True):
     version: int
+
+
+class _ReturnRequest(msgspec.Struct, forbid_unknown_fields=True):
+    without: list[str] = []
 
 
 @dataclass
@@ -63,6 +68,9 @@ class Parts:
     metrics: Metrics
     learner: Callable[[], LearnerState]
     engine_fault: Callable[[], str]
+    judges: Judges
+    rollbacks: Rollbacks
+    canary: Canary | None
     owner_fault: Callable[[], str] = lambda: ""
     samples: Samples = field(default_factory=Samples)
     started_at: float = field(default_factory=time.time)
@@ -82,6 +90,9 @@ class PublicApi:
             hub=parts.hub,
             figures=parts.figures,
             metrics=parts.metrics,
+            judges=parts.judges,
+            canary=parts.canary,
+            learner=parts.learner,
         )
         self._owned = OwnedApi(parts.keys, parts.thread, parts.journal, parts.delivery)
 
@@ -104,6 +115,8 @@ class PublicApi:
                 web.post("/v1/versions/pin", self._pin),
                 web.post("/v1/versions/unpin", self._unpin),
                 web.post("/v1/versions/rollback", self._rollback),
+                web.get("/v1/set_aside", self._aside),
+                web.post("/v1/set_aside/return", self._return_aside),
                 web.get("/v1/events", self._events),
                 web.get("/healthz", self._healthz),
                 web.get("/health", self._healthz),
@@ -164,10 +177,20 @@ class PublicApi:
             wanted = msgspec.json.decode(await body_of(request), type=_VersionRequest)
         except msgspec.DecodeError as error:
             raise ApiError(400, f'bad request: {error}; write {{"version": 3}}') from error
-        new = await parts.versions.rollback(wanted.version)
-        with contextlib.suppress(StoreFault):  # said again at the next start
-            await parts.store.set_version(new)
-        return json_response({"version": new, **await parts.versions.listing()})
+        new, aside = await parts.rollbacks.to(wanted.version)
+        return json_response({"version": new, "set_aside": aside, **await parts.versions.listing()})
+
+    async def _aside(self, request: web.Request) -> web.Response:
+        self._parts.keys.check_admin(request)
+        return json_response({"judges": msgspec.to_builtins(await self._parts.store.aside())})
+
+    async def _return_aside(self, request: web.Request) -> web.Response:
+        self._parts.keys.check_admin(request)
+        try:
+            wanted = msgspec.json.decode(await body_of(request) or b"{}", type=_ReturnRequest)
+        except msgspec.DecodeError as error:
+            raise ApiError(400, f'bad request: {error}; write {{"without": ["<judge>"]}} or {{}}') from error
+        return json_response({"returned": await self._parts.store.give_back(wanted.without)})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         parts = self._parts
@@ -185,6 +208,7 @@ class PublicApi:
             "pinned": parts.versions.pinned,
             "running": parts.chat.gate.inside,
             "learner": parts.learner().state,
+            "learning": parts.learner().learning,
         }
 
     async def _healthz(self, request: web.Request) -> web.Response:
@@ -200,12 +224,15 @@ class PublicApi:
             store = "the episode store does not answer; feedback waits in the journal"
         learner = parts.learner()
         behind = parts.owner_fault()
-        well = not (engine or store or behind or parts.delivery.fault or learner.state in ("waiting", "failed"))
+        idle = learner.state in ("waiting", "failed", "finished")
+        well = not (engine or store or behind or parts.delivery.fault or idle)
         body = {
             "status": "ok" if well else "down" if engine else "degraded",
             "engine": engine or "ok",
             "store": store or parts.delivery.fault or "ok",
             "learner": {**msgspec.to_builtins(learner), **self._hidden_from(request)},
+            "learning": learner.learning,
+            "learning_reason": learner.detail,
             "version": parts.versions.served,
             "pinned": parts.versions.pinned,
             **({"owner": behind or "ok"} if parts.versions.owner else {}),

@@ -218,6 +218,7 @@ class ChatApi:
             stop_token_ids=self._renderer.stop_token_ids,
         )
         # The learner recomputes log-probs of the recipe's distribution; ratios of any other one would be wrong.
+        version = self._versions.on_engine
         bent = [key for key in ("temperature", "top_p", "top_k") if getattr(sampling, key) != getattr(base, key)]
         if base.temperature == 0 and not bent:
             bent = ["temperature"]

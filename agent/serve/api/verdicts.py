@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -12,11 +13,14 @@ from agent.serve.api.events import EventHub, Figures
 from agent.serve.api.limits import Keys, RateLimit, caller_of
 from agent.serve.api.metrics import Metrics
 from agent.serve.api.whose import Owner, trusts
+from agent.serve.children.learner import LearnerState
 from agent.serve.config import ServeConfig
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.feedback import Feedback, read_feedback, read_preference
 from agent.serve.conversations.journal import Answered, Journal
+from agent.serve.conversations.judges import Judges
 from agent.serve.conversations.judging import Judging
+from agent.serve.versions.canary import Canary
 from agent.store.database_thread import DatabaseThread
 from agent.store.protocol import StoreFault
 from agent.wire.body import body_of
@@ -37,9 +41,13 @@ class VerdictApi:
         hub: EventHub,
         figures: Figures,
         metrics: Metrics,
+        judges: Judges,
+        canary: Canary | None,
+        learner: Callable[[], LearnerState],
     ) -> None:
         self._config, self._keys, self._thread, self._journal, self._delivery = config, keys, thread, journal, delivery
         self._hub, self._figures, self._metrics = hub, figures, metrics
+        self._judges, self._canary, self._learner = judges, canary, learner
         self._judging = Judging(thread, journal, delivery, ttl_s=config.feedback_ttl_s)
         self._rate = RateLimit(config.feedback_per_minute, config.burst)
 
@@ -53,14 +61,14 @@ class VerdictApi:
     async def _feedback(self, request: web.Request) -> web.Response:
         key = self._caller(request)
         given = read_feedback(await body_of(request), self._config.feedback.signals)
-        [answered] = await self._judging.give([given], key)
+        [answered] = await self._judging.give([given], key, self._judge(request, key))
         self._tell(key, given, answered)
         return json_response(await self._answer(answered))
 
     async def _preference(self, request: web.Request) -> web.Response:
         key = self._caller(request)
         pair = read_preference(await body_of(request))
-        answers = await self._judging.prefer(pair, key)
+        answers = await self._judging.prefer(pair, key, self._judge(request, key))
         for given, answered in zip(pair, answers, strict=True):
             self._tell(key, given, answered)
         chosen, rejected = [await self._answer(answered) for answered in answers]
@@ -71,6 +79,10 @@ class VerdictApi:
         self._rate.take(caller_of(request, key))
         return key
 
+    def _judge(self, request: web.Request, key: str) -> Callable[[str], str]:
+        """The name under which a verdict counts, of the user whose conversation it is about."""
+        return lambda user: self._judges.name(key, user, request.remote or "")
+
     def _tell(self, key: str, given: Feedback, answered: Answered) -> None:
         """Count what was given, and tell the watchers."""
         if answered.duplicate:
@@ -79,6 +91,8 @@ class VerdictApi:
         trusted = trusts(self._config.figures, key)
         if answered.counted and answered.reward is not None:
             self._figures.judged(answered.reward, given.metadata if trusted else {})
+            if self._canary is not None:
+                self._canary.judged(answered.sampled_by, answered.reward, answered.judge)
         if answered.closed:
             self._figures.finished()
         self._hub.publish(
@@ -97,6 +111,7 @@ class VerdictApi:
 
     async def _answer(self, answered: Answered) -> dict[str, Any]:
         delivered = answered.closed and answered.trainable and await self._deliver(answered.conversation)
+        learner = self._learner()
         return {
             "response_id": answered.response,
             "conversation": answered.conversation,
@@ -106,6 +121,7 @@ class VerdictApi:
             "duplicate": answered.duplicate,
             "trainable": answered.trainable,
             "in_store": delivered,
+            "learning": learner.learning != "ended" and learner.state != "off",
             "policy_version": answered.version,
         }
 

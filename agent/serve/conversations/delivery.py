@@ -135,7 +135,8 @@ class Delivery:
                 log.error("conversation %s cannot be learned from: %s", conversation_id, error)
                 await self._thread.run(lambda: self._journal.unlearned(conversation_id))
                 return ""
-            ending = await self._store.offer(episode)
+            judge = await self._thread.run(lambda: self._journal.judge_of(conversation_id))
+            ending = await self._store.offer(episode, judge=judge)
             await self._thread.run(lambda: self._journal.delivered(conversation_id, ending.outcome))
             return ending.outcome
 

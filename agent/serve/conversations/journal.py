@@ -20,6 +20,7 @@ from agent.serve.conversations import journal_reading as reading
 from agent.serve.conversations.conversation import Conversation, Plan, Turn
 from agent.serve.conversations.feedback import Feedback, Verdict, decide
 from agent.serve.conversations.journal_file import ConversationWords, ResponseWords, VerdictWords
+from agent.serve.conversations.judges import judge_of
 from agent.store import texts
 from agent.store.database import Database
 from agent.wire.errors import ApiError
@@ -31,6 +32,11 @@ _GENERATION_S = 24 * 3600.0
 _ANY = "*"
 """In the table of deletions, for every user, or every session."""
 _pack = msgspec.msgpack.encode
+
+
+def nobody(_: str) -> str:
+    """The judge of a verdict whose giver is not known."""
+    return ""
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -45,6 +51,8 @@ class Answered(msgspec.Struct, frozen=True):
     version: int
     reward: float | None
     user: str
+    sampled_by: tuple[int, ...] = ()
+    judge: str = ""
 
 
 class Weighed(msgspec.Struct, frozen=True):
@@ -193,12 +201,25 @@ class Journal(Database):
         turns = [new if t is turn else t for t in conversation.turns]
         return Weighed(conversation, msgspec.structs.replace(conversation, turns=turns), new, verdict)
 
-    def give(self, feedback: Feedback, key: str, ttl_s: float, weighed: Weighed | None = None) -> Answered:
-        """Write feedback; raises as `weigh` does, which need not be done again in the same operation."""
+    def give(
+        self,
+        feedback: Feedback,
+        key: str,
+        ttl_s: float,
+        weighed: Weighed | None = None,
+        judge: Callable[[str], str] = nobody,
+    ) -> Answered:
+        """Write feedback, of the judge that `judge` names for the conversation's user (see `Judges`).
+
+        Raises as `weigh` does, which need not be done again in the same operation.
+        """
         weighed = weighed or self.weigh(feedback, key, ttl_s)
         conversation, turn, verdict = weighed.conversation, weighed.turn, weighed.verdict
         if not verdict.duplicate:
             self._write(feedback, weighed)
+            if verdict.counts:
+                row = (turn.response_id, judge(conversation.user))
+                self.sql.execute("INSERT OR REPLACE INTO judges VALUES (?, ?)", row)
             self.count("feedback")
             if verdict.closes:
                 self._close(conversation.id, trainable=conversation.trainable)
@@ -212,7 +233,18 @@ class Journal(Database):
             turn.version,
             turn.reward,
             conversation.user,
+            tuple(sorted({version for version, _ in turn.action.versions.runs()})),
+            judge(conversation.user),
         )
+
+    def judge_of(self, conversation_id: str) -> str:
+        """Whose verdict a conversation's episode is, "" if nobody knows."""
+        rows = self.all(
+            "SELECT answered_at, judge FROM responses JOIN judges ON judges.response = responses.id "
+            "WHERE conversation = ?",
+            conversation_id,
+        )
+        return judge_of([(row["answered_at"], row["judge"]) for row in rows])
 
     def _write(self, feedback: Feedback, weighed: Weighed) -> None:
         turn, now = weighed.turn, self.clock()
@@ -386,6 +418,10 @@ class Journal(Database):
         )
         self.sql.execute(
             "UPDATE verdicts SET words = NULL WHERE response IN (SELECT id FROM responses WHERE conversation = ?)",
+            (conversation_id,),
+        )
+        self.sql.execute(
+            "DELETE FROM judges WHERE response IN (SELECT id FROM responses WHERE conversation = ?)",
             (conversation_id,),
         )
         self.sql.execute("UPDATE responses SET words = NULL WHERE conversation = ?", (conversation_id,))

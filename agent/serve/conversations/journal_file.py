@@ -37,6 +37,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS responses_turn ON responses (conversation, tur
 CREATE TABLE IF NOT EXISTS verdicts (
     number INTEGER PRIMARY KEY, response TEXT NOT NULL, at REAL NOT NULL, reward REAL, signal TEXT NOT NULL,
     counts INTEGER NOT NULL, final INTEGER NOT NULL, other TEXT NOT NULL, words INTEGER);
+CREATE TABLE IF NOT EXISTS judges (response TEXT PRIMARY KEY, judge TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS verdicts_response ON verdicts (response);
 CREATE TABLE IF NOT EXISTS deletions (key TEXT NOT NULL, user TEXT NOT NULL, session TEXT NOT NULL, at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS versions (

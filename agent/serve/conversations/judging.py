@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agent.episode import EpisodeError
 from agent.serve.conversations.conversation import Conversation, before_turn, same_messages
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.feedback import Feedback
-from agent.serve.conversations.journal import Answered, Journal, Weighed
+from agent.serve.conversations.journal import Answered, Journal, Weighed, nobody
 from agent.store.database_thread import DatabaseThread
 from agent.store.protocol import StoreFault
 from agent.wire.errors import ApiError
@@ -25,22 +25,27 @@ class Judging:
         self._thread, self._journal, self._delivery, self._ttl_s = thread, journal, delivery, ttl_s
         self._running: set[asyncio.Task[list[Answered]]] = set()
 
-    async def give(self, given: Sequence[Feedback], key: str) -> list[Answered]:
-        """Write all of `given`, or nothing; durable when it returns. Raises `ApiError` 404, 409, 410 or 503."""
-        answers = await self._thread.run(lambda: self._at_once(given, key))
+    async def give(self, given: Sequence[Feedback], key: str, judge: Callable[[str], str] = nobody) -> list[Answered]:
+        """Write all of `given`, or nothing; durable when it returns. Raises `ApiError` 404, 409, 410 or 503.
+
+        `judge` names whose verdicts they are, of the conversation's user (see `Judges`).
+        """
+        answers = await self._thread.run(lambda: self._at_once(given, key, judge))
         if answers is not None:
             return answers
         # Not given up half way when the caller goes: the store would have a verdict that the journal has not.
-        task = asyncio.create_task(self._revise(given, key))
+        task = asyncio.create_task(self._revise(given, key, judge))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
 
-    async def prefer(self, pair: tuple[Feedback, Feedback], key: str) -> list[Answered]:
+    async def prefer(
+        self, pair: tuple[Feedback, Feedback], key: str, judge: Callable[[str], str] = nobody
+    ) -> list[Answered]:
         """Write both verdicts of a comparison, or none; raises `ApiError` as `give` does, and 422 where the two are no
         answers to one prompt."""
         await self._thread.run(lambda: self._check_siblings(pair, key))
-        return await self.give(pair, key)
+        return await self.give(pair, key, judge)
 
     def _check_siblings(self, pair: tuple[Feedback, Feedback], key: str) -> None:
         asked = []
@@ -57,15 +62,15 @@ class Judging:
                 param="rejected",
             )
 
-    def _at_once(self, given: Sequence[Feedback], key: str) -> list[Answered] | None:
+    def _at_once(self, given: Sequence[Feedback], key: str, judge: Callable[[str], str]) -> list[Answered] | None:
         """Feedback that concerns nobody but the journal; None where some does."""
         weighed = [self._journal.weigh(feedback, key, self._ttl_s) for feedback in given]
         if any(_is_closed(one.conversation) and one.verdict.counts for one in weighed):
             return None
         both = zip(given, weighed, strict=True)
-        return [self._journal.give(feedback, key, self._ttl_s, one) for feedback, one in both]
+        return [self._journal.give(feedback, key, self._ttl_s, one, judge) for feedback, one in both]
 
-    async def _revise(self, given: Sequence[Feedback], key: str) -> list[Answered]:
+    async def _revise(self, given: Sequence[Feedback], key: str, judge: Callable[[str], str]) -> list[Answered]:
         names = await self._thread.run(lambda: self._journal.owners_of(given, key))
         async with self._delivery.alone(names):
             weighed = await self._thread.run(lambda: [self._journal.weigh(each, key, self._ttl_s) for each in given])
@@ -81,7 +86,9 @@ class Judging:
                             code="feedback_claimed",
                         )
                     changed.append(one)
-            return await self._thread.run(lambda: [self._journal.give(each, key, self._ttl_s) for each in given])
+            return await self._thread.run(
+                lambda: [self._journal.give(each, key, self._ttl_s, judge=judge) for each in given]
+            )
 
     async def _replace(self, conversation: Conversation) -> str:
         try:

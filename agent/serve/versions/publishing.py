@@ -20,7 +20,7 @@ import msgspec
 
 from agent.engines.base import Engine, EngineFault
 from agent.serve.conversations.journal import Journal
-from agent.serve.versions.version_table import Version, VersionTable, prunable, to_serve
+from agent.serve.versions.version_table import Version, VersionTable, origin_of, prunable, to_serve
 from agent.store.database_thread import DatabaseThread
 from agent.wire.errors import ApiError
 
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SETTLE_S = 10.0
+RETURNED = "returned: "
+"""How the note of a version begins that a trial found worse."""
 
 
 class Versions:
@@ -45,11 +47,13 @@ class Versions:
         *,
         keep: int,
         publish_s: float,
+        tried_first: bool = False,
         on_change: Callable[[Version, bool], None] = lambda version, pinned: None,
     ) -> None:
         self._thread, self._journal, self._folder = thread, journal, folder
         self._table = VersionTable(journal)
         self._keep, self._publish_s, self._on_change = keep, publish_s, on_change
+        self._tried_first = tried_first
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._rows: list[Version] = []
@@ -57,6 +61,10 @@ class Versions:
         self.engine: Engine | None = None
         self.owner = ""
         """Of a replica: the server whose versions these are. Nothing is pinned or taken back here then."""
+        self.on_engine = -1
+        """The number of the weights that answer now: the served one's, but for a trial's turns."""
+        self.trial: dict[str, Any] = {}
+        """How the present or last trial stands, as listed; see `agent.serve.versions.canary`."""
 
     @property
     def served(self) -> int:
@@ -101,6 +109,7 @@ class Versions:
             path, number = self.weights()
             if (await engine.health()).version != number:
                 await engine.publish(number, path)
+            self.on_engine = number
 
     async def settle(self) -> None:
         """At the end: wait a little for a change that is under way and whose caller has gone."""
@@ -124,7 +133,7 @@ class Versions:
             note = await asyncio.to_thread(os.path.abspath, weights)
             if known is not None and known.source == "learner" and known.note == note and known.status != "failed":
                 if known.status == "publishing":  # the engine may have it, and the table could not be told
-                    if self.pinned or number != self.newest:
+                    if self.pinned or self._tried_first or number != self.newest:
                         await self._put(msgspec.structs.replace(known, status="held"))
                         return "held"
                     await self._serve(known)
@@ -138,9 +147,10 @@ class Versions:
                 )
             kept = await asyncio.to_thread(_linked_copy, weights, self._folder / f"v{number}")
             version = Version(number, str(kept), "learner", None, self._journal.clock(), "publishing", note)
-            if self.pinned:
+            if self.pinned or self._tried_first:
                 await self._put(msgspec.structs.replace(version, status="held"))
-                log.info("version %d is held: versions are pinned at %d", number, self.served)
+                why = "versions are pinned" if self.pinned else "it is tried first"
+                log.info("version %d is held: %s; %d is served", number, why, self.served)
                 self._tell()
                 await self._prune()
                 return "held"
@@ -180,10 +190,7 @@ class Versions:
 
     async def _rollback(self, number: int) -> int:
         async with self._lock:
-            known = next((v for v in self._rows if v.number == number), None)
-            if known is None or known.status == "failed" or not await asyncio.to_thread(_available, known.path):
-                have = [v.number for v in self._rows if v.path and v.status != "failed"]
-                raise ApiError(404, f"no weights of version {number}; there are {have}", code="version_not_found")
+            known = await self._known(number)
             new = self.newest + 1
             kept = known.path
             if known.source != "start":
@@ -192,18 +199,91 @@ class Versions:
             await self._serve(Version(new, kept, "rollback", number, self._journal.clock(), "publishing"))
             return new
 
+    @property
+    def waiting(self) -> int | None:
+        """The newest version that waits to be tried; None while there is none, or versions are pinned."""
+        if self.pinned or self.engine is None or self.served < 0:
+            return None
+        tried = int(self.trial.get("version", -1))
+        held = [v.number for v in self._rows if v.status == "held" and v.path and v.number > self.served]
+        return held[-1] if held and held[-1] > (tried if self.trial.get("state") == "returned" else -1) else None
+
+    async def swap(self, number: int, *, served: int, trial: int) -> bool:
+        """Let the engine answer with version `number`, which is `served` or `trial`, while nothing else is changed.
+
+        False where that is over: versions are pinned, or another one is served. Raises `EngineFault`.
+        """
+        return await self._to_its_end(self._swap(number, served, trial))
+
+    async def _swap(self, number: int, served: int, trial: int) -> bool:
+        async with self._lock:
+            rows = {v.number: v for v in self._rows}
+            if self.pinned or self.served != served or self.engine is None or rows[trial].status != "held":
+                return False
+            await self._load(self.engine, rows[number])
+            return True
+
+    async def promote(self, number: int, *, served: int) -> bool:
+        """Serve the version that was on trial to everybody; False as for `swap`. Raises `EngineFault`."""
+        return await self._to_its_end(self._promote(number, served))
+
+    async def _promote(self, number: int, served: int) -> bool:
+        async with self._lock:
+            if self.pinned or self.served != served:
+                return False
+            await self._serve(next(v for v in self._rows if v.number == number))
+            return True
+
+    async def send_back(self, number: int, *, served: int, reason: str) -> bool:
+        """The version that was on trial will not be served to all: the served one answers again. As `promote`."""
+        return await self._to_its_end(self._send_back(number, served, reason))
+
+    async def _send_back(self, number: int, served: int, reason: str) -> bool:
+        async with self._lock:
+            rows = {v.number: v for v in self._rows}
+            await self._put(msgspec.structs.replace(rows[number], status="failed", note=f"{RETURNED}{reason}"[:500]))
+            if self.pinned or self.served != served or self.engine is None:
+                return False
+            await self._load(self.engine, rows[served])
+            self._tell()
+            return True
+
+    async def _load(self, engine: Engine, version: Version) -> None:
+        try:
+            async with asyncio.timeout(self._publish_s):
+                await engine.publish(version.number, Path(version.path))
+        except TimeoutError as error:
+            raise EngineFault(f"the engine did not take version {version.number} in {self._publish_s} s") from error
+        self.on_engine = version.number
+
+    async def made_by(self, number: int) -> int:
+        """The version that the weights of `number` were made as, whatever rollbacks went back to it.
+
+        Raises `ApiError` 404 if `number` names no weights that are there.
+        """
+        async with self._lock:
+            return origin_of(self._rows, (await self._known(number)).number)
+
+    async def _known(self, number: int) -> Version:
+        known = next((v for v in self._rows if v.number == number), None)
+        if known is None or known.status == "failed" or not await asyncio.to_thread(_available, known.path):
+            have = [v.number for v in self._rows if v.path and v.status != "failed"]
+            raise ApiError(404, f"no weights of version {number}; there are {have}", code="version_not_found")
+        return known
+
     async def listing(self) -> dict[str, Any]:
         """What /v1/versions shows."""
         return {
             "served": self.served,
             "pinned": self.pinned,
+            "canary": self.trial or None,
             "versions": [
                 {
                     "version": v.number,
                     "source": v.source,
                     "origin": v.origin,
                     "published_at": v.at,
-                    "status": "serving" if v.number == self.served else v.status,
+                    "status": self._shown(v),
                     "available": bool(v.path) and v.status != "failed",
                 }
                 for v in self._rows
@@ -225,6 +305,15 @@ class Versions:
         """A folder of our own with the weights in `path`, which another server serves as `number` and may remove."""
         return await asyncio.to_thread(_linked_copy, path, self._folder / f"v{number}")
 
+    def _shown(self, version: Version) -> str:
+        """A version's status in words for people."""
+        if version.number == self.served:
+            return "serving"
+        if version.status == "failed" and version.note.startswith(RETURNED):
+            return "returned"
+        on_trial = self.trial.get("state") == "trial" and self.trial["version"] == version.number
+        return "canary" if version.status == "held" and on_trial else version.status
+
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` to its end though its caller goes: else engine and table would not say the same."""
         change = asyncio.create_task(work)
@@ -242,12 +331,9 @@ class Versions:
             raise EngineFault("the engine is not there yet: publish again shortly")
         await self._put(msgspec.structs.replace(version, status="publishing"))
         try:
-            async with asyncio.timeout(self._publish_s):
-                await self.engine.publish(version.number, Path(version.path))
-        except (EngineFault, TimeoutError) as error:
+            await self._load(self.engine, version)
+        except EngineFault as error:
             await self._put(msgspec.structs.replace(version, status="failed", note=str(error)[:500]))
-            if isinstance(error, TimeoutError):
-                raise EngineFault(f"the engine did not take version {version.number} in {self._publish_s} s") from error
             raise
         await self._put(msgspec.structs.replace(version, status="served"))
         log.info("version %d (%s) is served", version.number, version.source)
@@ -271,7 +357,8 @@ class Versions:
             self._on_change(current, self.pinned)
 
     async def _prune(self) -> None:
-        for version in prunable(self._rows, self._keep):
+        on_trial = self.trial["version"] if self.trial.get("state") == "trial" else -1
+        for version in [v for v in prunable(self._rows, self._keep) if v.number != on_trial]:
             await self._put(msgspec.structs.replace(version, path=""))
             await asyncio.to_thread(shutil.rmtree, version.path, ignore_errors=True)
 

@@ -57,6 +57,16 @@ def to_serve(rows: list[Version]) -> Version | None:
     return usable[-1] if usable else None
 
 
+def origin_of(rows: list[Version], number: int) -> int:
+    """As which version the weights of `number` were made first: rollbacks name the same weights again."""
+    by_number = {v.number: v for v in rows}
+    while (
+        (version := by_number.get(number)) is not None and version.source == "rollback" and version.origin is not None
+    ):
+        number = version.origin
+    return number
+
+
 def prunable(rows: list[Version], keep: int) -> list[Version]:
     """Versions whose weights may go: all but the newest `keep`, the served one and the one that it goes back to.
 
