@@ -63,6 +63,8 @@ class ServeConfig(BaseModel):
     """Before the first restart; doubled each time, at most a minute."""
     learner_settled_s: float = Field(default=300.0, gt=0)
     """A learner that lived so long is not in a row of failures any more."""
+    simulated_per_minute: float = Field(default=60.0, gt=0, le=600)
+    """Most verdicts a minute of the simulated users that the page can let in."""
 
 
 class _Foreign(BaseModel):
@@ -74,6 +76,11 @@ class _Foreign(BaseModel):
 class _Model(_Foreign):
     path: Path | None = None
     dtype: str = "auto"
+
+
+class _Env(_Foreign):
+    id: str = ""
+    kwargs: dict[str, Any] = {}
 
 
 class _Engine(_Foreign):
@@ -127,6 +134,7 @@ class ServeRecipe(_Foreign):
     key_file: Path | None = None
     seed: int = 0
     model: _Model = _Model()
+    env: _Env = _Env()
     engine: _Engine = _Engine()
     runtime: _Runtime = _Runtime()
     store: _Store = _Store()

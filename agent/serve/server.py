@@ -20,13 +20,16 @@ from agent.engines.client import HttpEngine
 from agent.serve.api.app import Parts, PublicApi
 from agent.serve.api.chat import ChatApi
 from agent.serve.api.events import EventHub, Figures
+from agent.serve.api.guide import Guide
 from agent.serve.api.limits import Keys
 from agent.serve.api.metrics import Metrics
+from agent.serve.api.progress import Progress, ProgressLog, ProgressWatch
 from agent.serve.api.samples import sample_of
 from agent.serve.children.engine import EngineChild
 from agent.serve.children.learner import LearnerChild, LearnerState, learner_command
+from agent.serve.children.simulated import SimulatedUsers
 from agent.serve.children.store import StoreChild
-from agent.serve.config import ServeRecipe
+from agent.serve.config import ServeError, ServeRecipe
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.journal import Journal
 from agent.serve.versions.engine_proxy import EngineProxy
@@ -61,6 +64,7 @@ class Server:
         self.learner: LearnerChild | None = None
         self._engine_child: EngineChild | None = None
         self._key = ""
+        self._progress: Progress | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -89,6 +93,12 @@ class Server:
         thread = DatabaseThread(journal)
         stack.push_async_callback(asyncio.to_thread, thread.close)
         hub, figures = EventHub(), Figures()
+        guide = await asyncio.to_thread(_guide_of, recipe)
+        simulated = None
+        if guide is not None:
+            log_file = recipe.run_dir / "simulated.log"
+            simulated = SimulatedUsers(source, overrides, log_file, per_minute=config.simulated_per_minute)
+            stack.push_async_callback(simulated.stop)
         store = await self._open_store(stack)
         stored = (await store.status()).version
         versions = Versions(
@@ -133,6 +143,9 @@ class Server:
             metrics=metrics,
             learner=lambda: self.learner.state if self.learner is not None else LearnerState(),
             engine_fault=lambda: self._engine_child.fault if self._engine_child is not None else "",
+            progress=lambda: self._progress,
+            guide=guide,
+            simulated=simulated,
         )
         api = PublicApi(parts)
         proxy = EngineProxy(versions, lambda: engine.url, timeout_s=config.generate_s, key=self._key)
@@ -152,6 +165,8 @@ class Server:
             )
             await self._background(stack, self.learner.run())
         self.url = await _listen(stack, api.application(), config.host, config.port)
+        if simulated is not None:
+            simulated.url = self.url
 
     async def _open_store(self, stack: contextlib.AsyncExitStack) -> StoreClient:
         self.store_url = self.recipe.store.url or ""
@@ -198,15 +213,20 @@ class Server:
         """Tell the watchers how things stand, every second; the learner's metrics as they are written."""
         metrics = _Tail(self.recipe.run_dir / "metrics.jsonl")
         learner: dict[str, Any] = {}
+        progress, progress_log = ProgressWatch(self.recipe.learner.batch_size), ProgressLog()
         while True:
             for line in await asyncio.to_thread(metrics.lines):
                 learner = {k: v for k, v in line.items() if k in _SHOWN}
                 parts.hub.publish("learner", learner)
             store: dict[str, Any] = {}
+            status = None
             with contextlib.suppress(StoreFault):
                 status = await parts.store.status()
                 store = {"ready": status.ready, "claimed": status.claimed, "trained": status.trained}
                 parts.metrics.ready.set(status.ready)
+            self._progress = progress.look(status, parts.learner(), parts.versions.pinned)
+            if line := progress_log.line(self._progress, time.monotonic()):
+                log.info("%s", line)
             figures = {**api.figures(), "store": store, "learner_metrics": learner}
             with contextlib.suppress(StoreFault, TimeoutError):
                 figures["conversations"] = await parts.thread.run(parts.journal.statuses)
@@ -252,6 +272,13 @@ class _Tail:
             with contextlib.suppress(ValueError):
                 parsed.append(json.loads(line))
         return parsed
+
+
+def _guide_of(recipe: ServeRecipe) -> Guide | None:
+    try:
+        return Guide.of(recipe)
+    except ValueError as error:
+        raise ServeError(f"env.kwargs: {error}") from error
 
 
 def _tell(hub: EventHub, version: Version, pinned: bool) -> None:

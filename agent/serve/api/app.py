@@ -17,11 +17,15 @@ from agent.engines.client import HttpEngine
 from agent.metrics_page import metrics_page
 from agent.serve.api.chat import ChatApi
 from agent.serve.api.events import EventHub, Figures
+from agent.serve.api.guide import Guide
 from agent.serve.api.limits import Keys, RateLimit, caller_of
 from agent.serve.api.metrics import Metrics
 from agent.serve.api.page import Page
+from agent.serve.api.page_api import PageApi
+from agent.serve.api.progress import Progress, as_json
 from agent.serve.api.samples import Samples
 from agent.serve.children.learner import LearnerState
+from agent.serve.children.simulated import SimulatedUsers
 from agent.serve.config import ServeRecipe
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.feedback import read_feedback
@@ -57,6 +61,9 @@ class Parts:
     learner: Callable[[], LearnerState]
     engine_fault: Callable[[], str]
     samples: Samples = field(default_factory=Samples)
+    progress: Callable[[], Progress | None] = lambda: None
+    guide: Guide | None = None
+    simulated: SimulatedUsers | None = None
     started_at: float = field(default_factory=time.time)
 
 
@@ -67,6 +74,7 @@ class PublicApi:
         self._parts = parts
         config = parts.recipe.serve
         self._feedback_rate = RateLimit(config.feedback_per_minute, config.burst)
+        self._page = PageApi(parts.keys, parts.thread, parts.journal, parts.guide, parts.simulated)
 
     def application(self) -> web.Application:
         """The aiohttp application."""
@@ -90,7 +98,7 @@ class PublicApi:
                 web.get("/metrics", self._metrics),
             ]
         )
-        app.add_routes(Page().routes())
+        app.add_routes([*Page().routes(), *self._page.routes()])
         app.on_shutdown.append(self._shutdown)
         return app
 
@@ -127,7 +135,7 @@ class PublicApi:
         # On the disk from here on, whatever happens next.
         if not answered.duplicate:
             parts.metrics.feedback.labels("final" if answered.closed else "open").inc()
-            parts.figures.judged(given.reward, given.metadata)
+            parts.figures.judged(given.reward, await self._page.with_style(given, answered.conversation))
             if answered.closed:
                 parts.figures.finished()
             parts.hub.publish(
@@ -202,7 +210,7 @@ class PublicApi:
 
     async def _versions(self, request: web.Request) -> web.Response:
         self._parts.keys.caller(request)
-        return json_response(await self._parts.versions.listing())
+        return json_response(await self._page.with_scores(await self._parts.versions.listing()))
 
     async def _pin(self, request: web.Request) -> web.Response:
         self._parts.keys.check_admin(request)
@@ -230,7 +238,7 @@ class PublicApi:
         parts = self._parts
         parts.keys.caller(request)
         hello = {"model": parts.recipe.model_name, **self.figures(), **await parts.versions.listing()}
-        hello["samples"] = parts.samples.rows
+        hello |= {"samples": parts.samples.rows, "page": self._page.hello(request)}
         return await parts.hub.serve(request, hello, write_s=parts.recipe.serve.write_s)
 
     def figures(self) -> dict[str, Any]:
@@ -242,6 +250,8 @@ class PublicApi:
             "pinned": parts.versions.pinned,
             "running": parts.chat.gate.inside,
             "learner": parts.learner().state,
+            "progress": as_json(parts.progress()),
+            "simulated": self._page.simulated(),
         }
 
     async def _healthz(self, _: web.Request) -> web.Response:

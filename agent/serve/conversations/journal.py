@@ -37,6 +37,7 @@ CREATE TABLE IF NOT EXISTS responses (
     observation BLOB, action BLOB NOT NULL, created_at REAL NOT NULL, generate_s REAL NOT NULL,
     reward REAL, final INTEGER NOT NULL DEFAULT 0, metadata BLOB, answered_at REAL NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE UNIQUE INDEX IF NOT EXISTS responses_turn ON responses (conversation, turn);
+CREATE INDEX IF NOT EXISTS responses_judged ON responses (version, reward) WHERE reward IS NOT NULL;
 CREATE TABLE IF NOT EXISTS versions (
     number INTEGER PRIMARY KEY, path TEXT NOT NULL, source TEXT NOT NULL, origin INTEGER, at REAL NOT NULL,
     status TEXT NOT NULL CHECK (status IN ('publishing', 'served', 'held', 'failed')),
