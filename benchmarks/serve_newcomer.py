@@ -1,18 +1,19 @@
 """How many verdicts, and minutes, until a newcomer sees that the model has learned?
 
-    python benchmarks/serve_newcomer.py [--recipe recipes/serve_tiny.yaml] [--style cute] [--pace 4] [--minutes 5] [--json FILE]
+    python benchmarks/serve_newcomer.py [--recipe recipes/serve_tiny.yaml] [--style cute] [--pace 4] [--minutes 5]
 
-One user who clicks at a person's pace: asks one of the recipe's prompts, reads, says Good to a sound answer in `--style`
-and Bad to any other, and asks again `--pace` seconds after the last time. The clock starts at the first question, the
-learner being ready. "Seen" is the first verdict from which on at least eight of the last ten answers were in the style; the
-model knows four, so two or three of ten are at the start. `--pace 0` clicks as soon as the version that the verdicts have
-made is served, for trying recipes out.
+One user who clicks at a person's pace: asks one of the recipe's prompts, reads, says Good to a sound answer in
+`--style` and Bad to any other, and asks again `--pace` seconds after the last time. The clock starts at the first
+question, the learner being ready. "Seen" is the first verdict at which eight of the last ten answers were in the style;
+the model knows four, so two or three of ten are at the start. `--pace 0` clicks as soon as the version that the
+verdicts have made is served, for trying recipes out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import math
 import random
 import tempfile
@@ -89,17 +90,20 @@ async def use(
 
 async def _version(http: aiohttp.ClientSession, url: str, number: int) -> None:
     """Wait, half a minute at most (a version may be dropped), until `number` is served."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and (await get(http, url, "/v1/versions"))["served"] < number:
-        await asyncio.sleep(0.05)
+    for _ in range(300):
+        if (await get(http, url, "/v1/versions"))["served"] >= number:
+            return
+        await asyncio.sleep(0.1)
 
 
-async def _learner_ready(run: ServedRun) -> None:
-    log, deadline = run.folder / "learner.log", time.monotonic() + _READY_S
-    while "start-up gate" not in (log.read_text() if log.exists() else ""):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the learner was not ready in {_READY_S:g} s; see {log}")
-        await asyncio.sleep(0.2)
+async def _learner_ready(http: aiohttp.ClientSession, url: str) -> None:
+    """Wait until the page would say "0 of 8 verdicts to the next version"."""
+    async with asyncio.timeout(_READY_S), http.get(f"{url}/v1/events") as events:
+        async for line in events.content:
+            if line.startswith(b"data: "):
+                progress = json.loads(line[6:]).get("progress") or {}
+                if progress.get("waits_for") == "verdicts":
+                    return
 
 
 async def measure(arguments: argparse.Namespace, runs: Path) -> list[dict[str, Any]]:
@@ -114,9 +118,9 @@ async def measure(arguments: argparse.Namespace, runs: Path) -> list[dict[str, A
         began = time.monotonic()
         await run.start(learn=True)
         try:
-            await _learner_ready(run)
-            ready_s = time.monotonic() - began
-            async with session() as http:
+            async with session(timeout_s=_READY_S) as http:
+                await _learner_ready(http, run.url)
+                ready_s = time.monotonic() - began
                 clicks = await use(
                     http,
                     run.url,

@@ -31,8 +31,8 @@ class Users:
 
     What they prefer follows the environment's schedule by the clock's step. They pace themselves: at step s at most
     (s + 1 + `ahead`) * `batch` conversations are begun, so that two methods get equally many at equal steps,
-    however fast the machine is. Each asks again `pace_s` after its last question at the earliest. Prompts are drawn from
-    `seed`.
+    however fast the machine is. Each asks again `pace_s` after its last question at the earliest. Prompts are drawn
+    from `seed`.
     """
 
     session: aiohttp.ClientSession

@@ -1,5 +1,5 @@
-"""What the page can offer where the recipe's environment has a judge that costs nothing: prompts that the model knows, the
-style of what was judged, and simulated users."""
+"""What the page can offer where the recipe has style-shift prompts: prompts that the model knows, the style of what was
+judged, and simulated users."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LONGEST = 4000
 
 @dataclass(frozen=True)
 class Guide:
-    """`prompts`: some that the model has seen the like of. `reads_style`: whether the word-counting judge is the recipe's."""
+    """`prompts`: some that the model has seen the like of. `reads_style`: the judge is the word-counting one."""
 
     prompts: Sequence[str]
     reads_style: bool
 
     @classmethod
     def of(cls, recipe: ServeRecipe) -> Guide | None:
-        """The guide of a recipe with style-shift prompts, None for any other. Raises `ValueError` for wrong `env.kwargs`."""
+        """The guide of `recipe`, None for one of another environment. Raises `ValueError` for wrong `env.kwargs`."""
         if recipe.env.id != ENV_ID:
             return None
         env = make_core(ENV_ID, **recipe.env.kwargs)

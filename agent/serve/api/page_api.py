@@ -1,4 +1,4 @@
-"""What the page asks for beyond the public API: how to show an answer, simulated users, and figures with a style or a score."""
+"""What the page asks for beyond the public API: how an answer looks, simulated users, figures by style and version."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PageApi:
         return None if self._simulated is None else msgspec.to_builtins(self._simulated.state)
 
     async def with_style(self, given: Feedback, conversation_id: str) -> dict[str, Any]:
-        """The metadata of accepted feedback for the figures; the style that the judge sees where the caller says none."""
+        """The metadata of accepted feedback for the figures, with the style that the judge sees where it names none."""
         if self._guide is None or "style" in given.metadata:
             return given.metadata
         conversation = await self._thread.run(lambda: self._journal.conversation(conversation_id))

@@ -18,7 +18,7 @@ class Progress(msgspec.Struct, frozen=True):
     """`verdicts` of the `of` that make a batch are in the store (`verdicts` may be more: they come faster than they are
     learned from). `said` is the same for people.
 
-    `waits_for`: "verdicts", "update" (the learner is at work), "start" (it is starting, or being started again), "unpin",
+    `waits_for`: "verdicts", "update" (the learner is at work), "start" (it is starting, or started again), "unpin",
     "learner" (there is none, and none will come), "store" (it does not answer: nobody knows the figure).
     """
 
@@ -32,8 +32,8 @@ class Progress(msgspec.Struct, frozen=True):
 class ProgressWatch:
     """Turns looks at the store into `Progress`; `batch` is the learner's.
 
-    Remembers what one look cannot tell: whether this learner has asked for a batch yet, and how much had been taken when
-    it last asked, so that the moment between two questions is not mistaken for an update.
+    Remembers what one look cannot tell: whether this learner has asked for a batch yet, and how much had been taken
+    when it last asked, so that the moment between two questions is not mistaken for an update.
     """
 
     batch: int
