@@ -66,7 +66,7 @@ def _node(token: Token) -> Node | None:
         case "hr":
             return _element("hr")
     if not token.nesting:
-        return token.content
+        return token.content or None
     if token.tag not in TAGS or token.hidden:  # hidden: a paragraph in a tight list
         return None
     if token.tag == "a":
