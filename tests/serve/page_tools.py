@@ -17,7 +17,7 @@ from agent.chat.renderer import ChatRenderer
 from learner.config import TinyModelConfig
 from learner.model.tiny import write_tiny_model
 
-WAIT_MS = 30_000
+WAIT_MS = 90_000  # a busy machine: nothing waits so long where all is well
 
 
 class Watched:

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.browser,
     pytest.mark.xdist_group("serve-page"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(500),
 ]
 
 SAID = "<think>they like it soft</think>**Yay**, `rain` is so fluffy, what a cutie!"
