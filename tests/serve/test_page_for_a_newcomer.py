@@ -121,6 +121,20 @@ async def test_a_second_answer_replaces_the_first_or_asks_twice(watched: Watched
             await answer.get_by_role("button", name=verdict).click()
         conversations.append((await (await told.value).json())["conversation"])
     assert len(set(conversations)) == 2, "siblings: each an episode of its own"
+    closed = list[str]()
+
+    async def note(response: Any) -> None:
+        if response.url.endswith("/v1/feedback"):
+            closed.append((await response.json())["conversation"])
+
+    page.on("response", note)
+    await page.get_by_role("button", name="New conversation").click()
+    await expect(page.locator("#progress")).to_contain_text(re.compile(r"\d+ verdicts are kept"))
+    for _ in range(600):
+        if len(closed) == 2:
+            break
+        await page.wait_for_timeout(50)
+    assert sorted(closed) == sorted(conversations), "both are closed"
 
 
 async def test_a_reworded_message_leaves_the_old_one_in_the_history(watched: Watched) -> None:

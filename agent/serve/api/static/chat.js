@@ -15,7 +15,7 @@ export function startChat({ modelName, onUnauthorized }) {
   let items = []; // what is on the screen: {role, text, ...}, and its `message`
   let history = []; // what the model is told was said
   let session = newSession();
-  let lastJudged = null; // feedback that has not closed its conversation yet
+  let unclosed = {}; // by conversation, the last feedback that has not closed it yet; second answers have their own
   let modeChosen = false; // whether somebody has said if messages stand alone
   let running = null; // AbortController of the answer that is coming in
 
@@ -26,7 +26,7 @@ export function startChat({ modelName, onUnauthorized }) {
   const save = () => {
     const draft = $("message").value;
     if (!items.length && !draft) return forget();
-    keep({ items: items.map(({ message, ...item }) => item), history, session, lastJudged, draft, alone: modeChosen ? $("alone").checked : null });
+    keep({ items: items.map(({ message, ...item }) => item), history, session, unclosed, draft, alone: modeChosen ? $("alone").checked : null });
   };
   const draft = (text) => {
     $("message").value = text;
@@ -121,7 +121,8 @@ export function startChat({ modelName, onUnauthorized }) {
     return feedbackRow(item, {
       failed: fail,
       judged: (given, body) => {
-        lastJudged = given.final ? null : body;
+        if (given.final) delete unclosed[given.conversation];
+        else unclosed[given.conversation] = body;
         save();
         $("message").focus({ preventScroll: true });
       },
@@ -176,8 +177,8 @@ export function startChat({ modelName, onUnauthorized }) {
 
   function restart() {
     // In a conversation of several turns the last verdict closes the episode; said again with `final` it does so now.
-    if (lastJudged) call("/v1/feedback", { body: { ...lastJudged, final: true } }).catch(fail);
-    lastJudged = null;
+    for (const body of Object.values(unclosed)) call("/v1/feedback", { body: { ...body, final: true } }).catch(fail);
+    unclosed = {};
     history = [];
     session = newSession();
   }
@@ -196,7 +197,7 @@ export function startChat({ modelName, onUnauthorized }) {
         item.message.item.append(rowOf(item));
       }
     }
-    ({ history, session, lastJudged } = state);
+    ({ history, session, unclosed } = state);
     $("message").value = state.draft;
     if (state.alone !== null) setAlone(state.alone);
     const last = items.at(-1);
