@@ -1,7 +1,7 @@
 # make             the three environments: the project's, vLLM's and OpenHands'
 # make install     only the project's (.venv)
 # make train       install, then train the tiny recipe to 90 % (a few minutes on two cores); RECIPE=... for another
-# make serve       install, then serve the tiny style model, learning from feedback, at the link that it prints
+# make serve       install, then serve a tiny model that a person can teach in minutes, at the link that it prints
 # make vllm        an environment of its own for the vLLM server (.venv-vllm)
 # make openhands   an environment of its own for OpenHands' tools (.venv-openhands, Python 3.12)
 # make suites      environments of their own for the verifiers and OpenEnv libraries (.venv-verifiers, .venv-openenv)
@@ -85,8 +85,8 @@ train: install
 	$(BIN)/python -m learner.train $(RECIPE) $(ARGS)
 
 serve: install
-	@test -e runs/style_shift_tiny/sft/config.json || $(BIN)/python -m learner.sft recipes/style_shift_tiny.yaml
-	$(BIN)/python -m agent.serve recipes/style_shift_tiny.yaml --learn $(ARGS)
+	@test -e runs/serve_tiny/sft/config.json || $(BIN)/python -m learner.sft recipes/serve_tiny.yaml
+	$(BIN)/python -m agent.serve recipes/serve_tiny.yaml --learn $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

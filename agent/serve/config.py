@@ -136,6 +136,8 @@ class ServeConfig(BaseModel):
     """Before the first restart; doubled each time, at most a minute."""
     learner_settled_s: float = Field(default=300.0, gt=0)
     """A learner that lived so long is not in a row of failures any more."""
+    simulated_per_minute: float = Field(default=60.0, gt=0, le=600)
+    """Most verdicts a minute of the simulated users that the page can let in."""
 
     @model_validator(mode="after")
     def _open_for_this_machine_alone(self) -> ServeConfig:
@@ -161,6 +163,11 @@ class _Model(_Foreign):
     dtype: str = "auto"
     compute_dtype: str | None = None
     policy_adapter: _Adapter | None = None
+
+
+class _Env(_Foreign):
+    id: str = ""
+    kwargs: dict[str, Any] = {}
 
 
 class _Engine(_Foreign):
@@ -223,6 +230,7 @@ class ServeRecipe(_Foreign):
     key_file: Path | None = None
     seed: int = 0
     model: _Model = _Model()
+    env: _Env = _Env()
     engine: _Engine = _Engine()
     hardware: _Hardware = _Hardware()
     runtime: _Runtime = _Runtime()

@@ -20,11 +20,14 @@ from agent.engines.client import HttpEngine
 from agent.serve.api.app import Parts, PublicApi
 from agent.serve.api.chat import ChatApi
 from agent.serve.api.events import EventHub, Figures
+from agent.serve.api.guide import Guide
 from agent.serve.api.limits import Keys
 from agent.serve.api.metrics import Metrics
+from agent.serve.api.progress import Progress, ProgressLog, ProgressWatch
 from agent.serve.api.samples import sample_of
 from agent.serve.children.engine import EngineChild
 from agent.serve.children.learner import LearnerChild, LearnerState, learner_command, why_ended
+from agent.serve.children.simulated import SimulatedUsers
 from agent.serve.children.store import StoreChild
 from agent.serve.config import ServeError, ServeRecipe
 from agent.serve.conversations.delivery import Delivery
@@ -71,6 +74,7 @@ class Server:
         self._key = ""
         self.own_key: OwnKey | None = None
         """The key that people show, where the server has made it itself."""
+        self._progress: Progress | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -106,6 +110,12 @@ class Server:
         thread = DatabaseThread(journal)
         stack.push_async_callback(asyncio.to_thread, thread.close)
         hub, figures = EventHub(), Figures(config.figures.styles)
+        guide = await asyncio.to_thread(_guide_of, recipe)
+        simulated = None
+        if guide is not None:
+            log_file = recipe.run_dir / "simulated.log"
+            simulated = SimulatedUsers(source, overrides, log_file, per_minute=config.simulated_per_minute)
+            stack.push_async_callback(simulated.stop)
         store = await self._open_store(stack)
         stored = (await store.status()).version
         versions = Versions(
@@ -173,6 +183,9 @@ class Server:
             judges=Judges(self._key, config.judged_by),
             engine_fault=lambda: self._engine_child.fault if self._engine_child is not None else "",
             owner_fault=lambda: follower.fault if follower is not None else "",
+            progress=lambda: self._progress,
+            guide=guide,
+            simulated=simulated,
         )
         api = PublicApi(parts)
         proxy = EngineProxy(versions, lambda: engine.url, timeout_s=config.generate_s, key=self._key)
@@ -200,6 +213,8 @@ class Server:
         self.url, door = await _listen(stack, api.application(), config.host, config.port, bounds)
         metrics.connections.set_function(lambda: door.visitors.inside)
         metrics.connections_refused.set_function(lambda: door.visitors.refused + door.visitors.dropped)
+        if simulated is not None:
+            simulated.url = self.url
 
     async def _open_store(self, stack: contextlib.AsyncExitStack) -> StoreClient:
         self.store_url = self.recipe.store.url or ""
@@ -247,6 +262,7 @@ class Server:
         metrics = _Tail(self.recipe.run_dir / "metrics.jsonl")
         learner: dict[str, Any] = {}
         said = ""
+        progress, progress_log = ProgressWatch(self.recipe.learner.batch_size), ProgressLog()
         while True:
             state = parts.learner()
             if state.learning != said:
@@ -256,11 +272,15 @@ class Server:
                 learner = {k: v for k, v in line.items() if k in _SHOWN}
                 parts.hub.publish("learner", learner)
             store: dict[str, Any] = {}
+            status = None
             with contextlib.suppress(StoreFault):
                 status = await parts.store.status()
                 store = {"ready": status.ready, "claimed": status.claimed, "trained": status.trained}
                 store["takeable"] = status.metrics.get("takeable", status.ready)
                 parts.metrics.ready.set(status.ready)
+            self._progress = progress.look(status, parts.learner(), parts.versions.pinned)
+            if line := progress_log.line(self._progress, time.monotonic()):
+                log.info("%s", line)
             figures = {**api.figures(), "store": store, "learner_metrics": learner}
             with contextlib.suppress(StoreFault, TimeoutError):
                 figures["conversations"] = await parts.thread.run(parts.journal.statuses)
@@ -306,6 +326,13 @@ class _Tail:
             with contextlib.suppress(ValueError):
                 parsed.append(json.loads(line))
         return parsed
+
+
+def _guide_of(recipe: ServeRecipe) -> Guide | None:
+    try:
+        return Guide.of(recipe)
+    except ValueError as error:
+        raise ServeError(f"env.kwargs: {error}") from error
 
 
 def _tell(hub: EventHub, version: Version, pinned: bool) -> None:

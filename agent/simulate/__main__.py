@@ -71,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
         "--patience", type=float, default=600.0, help="seconds that the policy may stand still (default: 600)"
     )
     parser.add_argument(
+        "--pace", type=float, default=0.0, help="with a URL: seconds between two questions of a user (default: 0)"
+    )
+    parser.add_argument(
         "--out", type=Path, default=Path("runs/simulate"), help="CSVs, figure, table (default: %(default)s)"
     )
     return parser
@@ -132,6 +135,7 @@ async def _served(arguments: argparse.Namespace) -> str:
         concurrency=arguments.users,
         ahead=arguments.ahead,
         patience_s=arguments.patience,
+        pace_s=arguments.pace,
         key=client_key(recipe.folder, arguments.key_file),
         on_interaction=Teller("served", audience.steps, 1, _say),
     )

@@ -129,6 +129,7 @@ async def use_server(
     concurrency: int,
     ahead: int,
     patience_s: float,
+    pace_s: float = 0.0,
     key: str = "",
     on_interaction: Callable[[Interaction], None] = lambda interaction: None,
 ) -> list[Interaction]:
@@ -151,6 +152,7 @@ async def use_server(
                 concurrency=concurrency,
                 ahead=ahead,
                 patience_s=patience_s,
+                pace_s=pace_s,
                 headers=headers,
                 on_interaction=on_interaction,
             )

@@ -33,7 +33,8 @@ class Users:
 
     What they prefer may follow the clock's step. They pace themselves: at step s at most
     (s + 1 + `ahead`) * `batch` conversations are begun, so that two methods get equally many at equal steps,
-    however fast the machine is. Prompts are drawn from `seed`.
+    however fast the machine is. Each asks again `pace_s` after its last question at the earliest. Prompts are drawn
+    from `seed`.
     """
 
     session: aiohttp.ClientSession
@@ -46,6 +47,7 @@ class Users:
     concurrency: int = 16
     ahead: int = 1
     patience_s: float = 600.0
+    pace_s: float = 0.0
     headers: dict[str, str] = field(default_factory=dict)
     on_interaction: Callable[[Interaction], None] = lambda interaction: None
     _begun: int = 0
@@ -70,7 +72,9 @@ class Users:
             await self.clock.reach(needed, patience_s=self.patience_s)
             if self.clock.step >= self.audience.steps:
                 return
+            began = time.monotonic()
             await self._interact(index)
+            await asyncio.sleep(max(0.0, began + self.pace_s - time.monotonic()))
 
     async def _interact(self, index: int) -> None:
         rng = random.Random(f"{self.seed}:{index}")

@@ -115,7 +115,8 @@ class EpisodeRow(msgspec.Struct, frozen=True):
 
 class StoreStatus(msgspec.Struct, frozen=True):
     """Counts for displays and tests. `ready`, `leased`, `claimed` and `trained` are training episodes only.
-    `counters` are sums since the run began and survive restarts."""
+    `counters` are sums since the run began and survive restarts. `wanted`: how many episodes a learner asks for at this
+    moment, 0 while none does."""
 
     version: int
     ready: int
@@ -126,6 +127,7 @@ class StoreStatus(msgspec.Struct, frozen=True):
     set_aside: int = 0
     counters: dict[str, int] = {}
     metrics: dict[str, Any] = {}
+    wanted: int = 0
 
 
 class LeaseRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -73,6 +73,7 @@ class StoreServer:
         self._thread = DatabaseThread(ledger)
         self._changed = asyncio.Event()
         self._stopping = False
+        self._wanted: dict[str, int] = {}  # by claim that is waited for, how many episodes
         self._tasks: list[asyncio.Task[None]] = []
 
     def application(self) -> web.Application:
@@ -191,6 +192,7 @@ class StoreServer:
 
     async def _status(self, request: web.Request) -> web.Response:
         status = await self._thread.run(self.ledger.status)
+        status = msgspec.structs.replace(status, wanted=max(self._wanted.values(), default=0))
         if MSGPACK in request.headers.get("Accept", ""):
             return _packed(status)
         return web.Response(body=msgspec.json.encode(status), content_type="application/json")
@@ -266,7 +268,11 @@ class StoreServer:
                 self._notify()
             return claim
 
-        claim = await self._poll(attempt, lambda taken: taken is not None, 0 if self._stopping else body.wait_s)
+        self._wanted[body.claim_id] = body.n
+        try:
+            claim = await self._poll(attempt, lambda taken: taken is not None, 0 if self._stopping else body.wait_s)
+        finally:
+            self._wanted.pop(body.claim_id, None)
         return _packed(claim)
 
     async def _commit(self, request: web.Request) -> web.Response:

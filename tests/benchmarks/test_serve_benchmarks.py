@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks import serve_kills, serve_load
+from benchmarks import serve_kills, serve_load, serve_newcomer
 from benchmarks.serving import Reply
 from envs.style_shift.traces import style_traces
 from learner.config import TinyModelConfig
@@ -102,3 +102,12 @@ def test_it_runs_with_a_random_model_in_small(tmp_path: Path) -> None:
         else:
             assert report["accepted"] > 0
         shutil.rmtree(tmp_path / "runs/kills", ignore_errors=True)
+
+
+def test_a_lucky_start_counts_as_learned() -> None:
+    def clicks(styles: str) -> list[serve_newcomer.Click]:
+        return [serve_newcomer.Click(4.0 * i, {"c": "cute"}.get(s, "none"), s == "c", 0) for i, s in enumerate(styles)]
+
+    assert serve_newcomer.seen(clicks("cccccccc"), "cute") is None, "eight of eight are not yet of ten"
+    assert serve_newcomer.seen(clicks("cnnncnncnncccncccccccc"), "cute") == 19
+    assert serve_newcomer.seen(clicks("cn" * 20), "cute") is None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from playwright.async_api import Browser, Page
+from playwright.async_api import Browser, Page, expect
 from serve_tools import TEXTS
 from transformers import AutoModelForCausalLM
 
@@ -17,7 +17,7 @@ from agent.chat.renderer import ChatRenderer
 from learner.config import TinyModelConfig
 from learner.model.tiny import write_tiny_model
 
-WAIT_MS = 30_000
+WAIT_MS = 90_000  # a busy machine: nothing waits so long where all is well
 
 
 class Watched:
@@ -46,6 +46,16 @@ async def opened(browser: Browser, url: str, **context: Any) -> AsyncIterator[Wa
         watched = Watched(await profile.new_page())
         await watched.page.goto(url)
         yield watched
+
+
+async def ask(page: Page, text: str) -> Any:
+    """Send `text`; the answer, once feedback can be given."""
+    before = await page.locator(".message.model").count()
+    await page.get_by_label("Message", exact=True).fill(text)
+    await page.get_by_role("button", name="Send").click()
+    answer = page.locator(".message.model").nth(before)
+    await expect(answer.get_by_role("button", name="Good")).to_be_visible()
+    return answer
 
 
 class Relay:

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 import yaml
 from browser_tools import chromium
-from page_tools import WAIT_MS, Relay, Watched, opened, write_parrot
+from page_tools import WAIT_MS, Relay, Watched, ask, opened, write_parrot
 from playwright.async_api import Browser, expect
 from serve_tools import NAME, ServerProcess, client, serving, write_recipe
 
@@ -66,16 +66,6 @@ async def watched(browser: Browser, server: ServerProcess) -> AsyncIterator[Watc
         yield page
         assert page.complaints == []
         assert [url for url in page.requests if not url.startswith(server.url + "/")] == []
-
-
-async def ask(page: Any, text: str) -> Any:
-    """Send `text`; the answer, once feedback can be given."""
-    before = await page.locator(".message.model").count()
-    await page.get_by_label("Message", exact=True).fill(text)
-    await page.get_by_role("button", name="Send").click()
-    answer = page.locator(".message.model").nth(before)
-    await expect(answer.get_by_role("button", name="Good")).to_be_visible()
-    return answer
 
 
 async def test_chat_then_feedback_then_the_reward_moves(watched: Watched, server: ServerProcess) -> None:
@@ -142,8 +132,8 @@ async def test_a_published_version_shows_at_once(watched: Watched, server: Serve
 async def test_hostile_text_of_model_user_and_feedback_stays_text(watched: Watched, server: ServerProcess) -> None:
     page = watched.page
     answer = await ask(page, HOSTILE)
-    assert await answer.locator("p").inner_text() == HOSTILE
-    assert await page.locator(".message.user p").last.inner_text() == HOSTILE
+    assert await answer.locator(".text").inner_text() == HOSTILE
+    assert await page.locator(".message.user .text").last.inner_text() == HOSTILE
     async with client(server.url) as api:
         reply = await api.chat("x")
         bad = {"style": "<img src=x onerror=alert(1)>", "target": "<b>bold</b>"}
@@ -199,7 +189,7 @@ async def test_the_keyboard_alone_is_enough_and_focus_can_be_seen(watched: Watch
     await page.keyboard.press("Shift+Enter")
     await page.keyboard.type("there")
     await page.keyboard.press("Enter")
-    await expect(page.locator(".message.user p")).to_have_text("Hello\nthere")
+    await expect(page.locator(".message.user .text")).to_have_text("Hello\nthere")
     good = page.get_by_role("button", name="Good")
     await expect(good).to_be_visible()
     # The answer is announced once, whole; the growing text is not read out piece by piece.
@@ -259,6 +249,9 @@ async def test_a_key_is_asked_for_and_missing_plotly_says_what_to_install(
             answer = await ask(page, "Hello")
             await answer.get_by_role("button", name="Good").click()
             await expect(page.locator("#reward")).to_have_text("1.00")
+            # Beside the key the conversation, for a reload; "New conversation" forgets it.
+            assert set(await page.evaluate("Object.keys(sessionStorage)")) == {"sao-key", "sao-chat"}
+            await page.get_by_role("button", name="New conversation").click()
             kept = await page.evaluate("JSON.stringify([sessionStorage, localStorage, document.cookie])")
             assert json.loads(kept) == [{"sao-key": KEY}, {}, ""]
             assert all(KEY not in url for url in watched.requests)

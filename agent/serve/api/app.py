@@ -17,15 +17,19 @@ from agent.metrics_page import metrics_page
 from agent.serve.api.chat import ChatApi
 from agent.serve.api.endpoints import Endpoints
 from agent.serve.api.events import EventHub, Figures
+from agent.serve.api.guide import Guide
 from agent.serve.api.limits import Keys
 from agent.serve.api.metrics import Metrics
 from agent.serve.api.owned import OwnedApi
 from agent.serve.api.page import Page
+from agent.serve.api.page_api import PageApi
+from agent.serve.api.progress import Progress, as_json
 from agent.serve.api.request_ids import request_ids, show_request_id
 from agent.serve.api.samples import Samples
 from agent.serve.api.verdicts import VerdictApi
 from agent.serve.api.whose import Viewer
 from agent.serve.children.learner import LearnerState
+from agent.serve.children.simulated import SimulatedUsers
 from agent.serve.config import ServeRecipe
 from agent.serve.conversations.delivery import Delivery
 from agent.serve.conversations.journal import Journal
@@ -73,6 +77,9 @@ class Parts:
     canary: Canary | None
     owner_fault: Callable[[], str] = lambda: ""
     samples: Samples = field(default_factory=Samples)
+    progress: Callable[[], Progress | None] = lambda: None
+    guide: Guide | None = None
+    simulated: SimulatedUsers | None = None
     started_at: float = field(default_factory=time.time)
 
 
@@ -81,6 +88,7 @@ class PublicApi:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._page = PageApi(parts.keys, parts.thread, parts.journal, parts.guide, parts.simulated)
         self._verdicts = VerdictApi(
             parts.recipe.serve,
             keys=parts.keys,
@@ -93,6 +101,7 @@ class PublicApi:
             judges=parts.judges,
             canary=parts.canary,
             learner=parts.learner,
+            with_style=self._page.with_style,
         )
         self._owned = OwnedApi(parts.keys, parts.thread, parts.journal, parts.delivery)
 
@@ -127,7 +136,7 @@ class PublicApi:
         app.add_routes(Endpoints(parts.chat, parts.recipe.serve.clients, parts.thread, parts.journal).routes())
         app.add_routes(self._verdicts.routes())
         app.add_routes(self._owned.routes())
-        app.add_routes(Page().routes())
+        app.add_routes([*Page().routes(), *self._page.routes()])
         app.on_response_prepare.append(show_request_id)
         app.on_shutdown.append(self._shutdown)
         return app
@@ -158,7 +167,7 @@ class PublicApi:
 
     async def _versions(self, request: web.Request) -> web.Response:
         self._parts.keys.caller(request)
-        return json_response(await self._parts.versions.listing())
+        return json_response(await self._page.with_scores(await self._parts.versions.listing()))
 
     async def _pin(self, request: web.Request) -> web.Response:
         self._parts.keys.check_admin(request)
@@ -196,7 +205,7 @@ class PublicApi:
         parts = self._parts
         viewer = Viewer(parts.keys.caller(request), request.query.get("user"), parts.recipe.serve.events)
         hello = {"model": parts.recipe.model_name, **self.figures(), **await parts.versions.listing()}
-        hello["samples"] = parts.samples.rows
+        hello |= {"samples": parts.samples.rows, "page": self._page.hello(request)}
         return await parts.hub.serve(request, hello, viewer=viewer, write_s=parts.recipe.serve.write_s)
 
     def figures(self) -> dict[str, Any]:
@@ -209,6 +218,8 @@ class PublicApi:
             "running": parts.chat.gate.inside,
             "learner": parts.learner().state,
             "learning": parts.learner().learning,
+            "progress": as_json(parts.progress()),
+            "simulated": self._page.simulated(),
         }
 
     async def _healthz(self, request: web.Request) -> web.Response:

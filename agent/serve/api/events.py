@@ -115,7 +115,7 @@ class Figures:
         self.feedback = 0
         self.tokens = 0
         self._rewards: deque[float] = deque(maxlen=_WINDOW)
-        self._styles: deque[str] = deque(maxlen=_WINDOW)
+        self._styles: deque[tuple[str, float]] = deque(maxlen=_WINDOW)
         self._episodes: deque[float] = deque(maxlen=10_000)
         self._phase: str | None = None
 
@@ -131,7 +131,7 @@ class Figures:
         self.feedback += 1
         self._rewards.append(reward)
         if isinstance(style := metadata.get("style"), str):
-            self._styles.append(self._name_of(style[:40]))
+            self._styles.append((self._name_of(style[:40]), reward))
         phase = metadata.get("target", metadata.get("phase"))
         if isinstance(phase, str | int):
             self._phase = str(phase)[:40]
@@ -150,13 +150,16 @@ class Figures:
     def snapshot(self) -> dict[str, Any]:
         """The figures as JSON."""
         since = time.monotonic() - 60.0
-        counts = Counter(self._styles)
+        counts, sums = Counter(style for style, _ in self._styles), dict[str, float]()
+        for style, reward in self._styles:
+            sums[style] = sums.get(style, 0.0) + reward
         return {
             "responses": self.responses,
             "feedback": self.feedback,
             "tokens": self.tokens,
             "reward_mean": sum(self._rewards) / len(self._rewards) if self._rewards else None,
             "style_share": {style: n / len(self._styles) for style, n in counts.most_common(8)},
+            "style_reward": {style: sums[style] / n for style, n in counts.most_common(8)},
             "phase": self._phase,
             "episodes_per_minute": sum(at >= since for at in self._episodes),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
@@ -44,10 +44,11 @@ class VerdictApi:
         judges: Judges,
         canary: Canary | None,
         learner: Callable[[], LearnerState],
+        with_style: Callable[[dict[str, Any], str, str], Awaitable[dict[str, Any]]],
     ) -> None:
         self._config, self._keys, self._thread, self._journal, self._delivery = config, keys, thread, journal, delivery
         self._hub, self._figures, self._metrics = hub, figures, metrics
-        self._judges, self._canary, self._learner = judges, canary, learner
+        self._judges, self._canary, self._learner, self._with_style = judges, canary, learner, with_style
         self._judging = Judging(thread, journal, delivery, ttl_s=config.feedback_ttl_s)
         self._rate = RateLimit(config.feedback_per_minute, config.burst)
 
@@ -62,7 +63,7 @@ class VerdictApi:
         key = self._caller(request)
         given = read_feedback(await body_of(request), self._config.feedback.signals)
         [answered] = await self._judging.give([given], key, self._judge(request, key))
-        self._tell(key, given, answered)
+        await self._tell(key, given, answered)
         return json_response(await self._answer(answered))
 
     async def _preference(self, request: web.Request) -> web.Response:
@@ -70,7 +71,7 @@ class VerdictApi:
         pair = read_preference(await body_of(request))
         answers = await self._judging.prefer(pair, key, self._judge(request, key))
         for given, answered in zip(pair, answers, strict=True):
-            self._tell(key, given, answered)
+            await self._tell(key, given, answered)
         chosen, rejected = [await self._answer(answered) for answered in answers]
         return json_response({"chosen": chosen, "rejected": rejected})
 
@@ -83,14 +84,16 @@ class VerdictApi:
         """The name under which a verdict counts, of the user whose conversation it is about."""
         return lambda user: self._judges.name(key, user, request.remote or "")
 
-    def _tell(self, key: str, given: Feedback, answered: Answered) -> None:
+    async def _tell(self, key: str, given: Feedback, answered: Answered) -> None:
         """Count what was given, and tell the watchers."""
         if answered.duplicate:
             return
         self._metrics.feedback.labels("final" if answered.closed else "open").inc()
         trusted = trusts(self._config.figures, key)
         if answered.counted and answered.reward is not None:
-            self._figures.judged(answered.reward, given.metadata if trusted else {})
+            metadata = given.metadata if trusted else {}
+            metadata = await self._with_style(metadata, answered.response, answered.conversation)
+            self._figures.judged(answered.reward, metadata)
             if self._canary is not None:
                 self._canary.judged(answered.sampled_by, answered.reward, answered.judge)
         if answered.closed:

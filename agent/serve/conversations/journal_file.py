@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS responses (
     created_at REAL NOT NULL, generate_s REAL NOT NULL, reward REAL, explicit INTEGER NOT NULL DEFAULT 1,
     final INTEGER NOT NULL DEFAULT 0, answered_at REAL NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE UNIQUE INDEX IF NOT EXISTS responses_turn ON responses (conversation, turn);
+CREATE INDEX IF NOT EXISTS responses_judged ON responses (version, reward) WHERE reward IS NOT NULL;
 CREATE TABLE IF NOT EXISTS verdicts (
     number INTEGER PRIMARY KEY, response TEXT NOT NULL, at REAL NOT NULL, reward REAL, signal TEXT NOT NULL,
     counts INTEGER NOT NULL, final INTEGER NOT NULL, other TEXT NOT NULL, words INTEGER);

@@ -3,6 +3,10 @@
 import { ApiError, call, events, key } from "./api.js";
 import { Charts } from "./charts.js";
 import { startChat } from "./chat.js";
+import { offerPrompts } from "./prompts.js";
+import { accept } from "./signals.js";
+import { offerSimulated, showSimulated } from "./simulated.js";
+import { VersionTable } from "./versions.js";
 
 const MOST_POINTS = 1200;
 const FIRST_RETRY_MS = 500;
@@ -12,6 +16,7 @@ const LONG_CONTEXT = 1024;
 
 const $ = (id) => document.getElementById(id);
 const charts = new Charts();
+const versions = new VersionTable();
 let model = "";
 let points = [];
 const styles = new Set(); // every style that was ever reported
@@ -32,9 +37,13 @@ function showFigures(data) {
     const style = styles.has(data.phase) ? data.phase : Object.keys(data.style_share)[0];
     show("style", style === undefined ? null : percent(data.style_share[style] ?? 0));
     if (style !== undefined) $("style-note").textContent = style === data.phase ? `${style}, preferred now` : style;
+    const liked = data.style_reward[style];
+    if (liked !== undefined) $("style-note").textContent += ` · reward ${liked.toFixed(2)}`;
   }
   if (["hello", "status", "version"].includes(data.kind)) show("version", data.version);
   if (data.pinned !== undefined) $("version-note").textContent = data.pinned ? "pinned" : "served now";
+  if (data.progress) showProgress(data.progress);
+  if (data.simulated !== undefined) showSimulated(data.simulated);
   if (data.store) show("queue", data.store.ready);
   if (typeof data.learner === "string") show("learner", data.learner);
   const metrics = data.learner_metrics ?? (data.kind === "learner" ? data : null);
@@ -43,6 +52,13 @@ function showFigures(data) {
     show("gated", percent(metrics["gate/share"], 1));
     $("learner-note").textContent = metrics.step === undefined ? "" : `step ${metrics.step}`;
   }
+}
+
+/** How far it is to the next version: the server's own words, and a bar of the same. */
+function showProgress({ verdicts, of, said }) {
+  if ($("progress").textContent !== said) $("progress").textContent = said;
+  $("progress-bar").max = of;
+  $("progress-bar").value = Math.min(verdicts ?? 0, of);
 }
 
 function addPoint(point) {
@@ -58,7 +74,14 @@ const HANDLERS = {
     points = data.samples;
     for (const point of points) for (const style of Object.keys(point.styles)) styles.add(style);
     charts.draw(points);
+    accept(data.page.signals);
+    offerPrompts(data.page.prompts, chat.submit);
+    offerSimulated(data.page);
+    versions.admin = data.page.admin;
+    versions.changed();
   },
+  version: () => versions.changed(),
+  feedback: () => versions.changed(),
   status(data) {
     addPoint(data.sample);
   },
@@ -135,13 +158,13 @@ $("key-form").addEventListener("submit", (event) => {
 async function chooseMode() {
   try {
     const { data } = await (await call("/v1/models")).json();
-    $("alone").checked = data[0].max_model_len < LONG_CONTEXT;
+    chat.suggestAlone(data[0].max_model_len < LONG_CONTEXT);
   } catch {
     // The stream of figures says what is wrong.
   }
 }
 
-startChat({ modelName: () => model, onUnauthorized: () => askForKey("The server does not know this key.") });
+const chat = startChat({ modelName: () => model, onUnauthorized: () => askForKey("The server does not know this key.") });
 charts.load().catch((error) => {
   $("charts-error").textContent = error.message;
   $("charts").hidden = true;
