@@ -95,7 +95,7 @@ def choose(
     `recent_s`: latencies of units that finished lately. The last two matter to order "quota" only.
     """
     queue = sorted(ready, key=lambda unit: unit.completed)
-    if len(queue) < count:
+    if len(queue) < count + config.kept_back:
         return None
     if config.order == "completion":
         return queue[:count]

@@ -1,7 +1,7 @@
 """What a chain is: drawn from a seed, written as a prompt, and held against calls. Pure functions and values.
 
-A prompt shows all that a call needs but for one thing: of a link with a question mark nobody can know which of two values
-it takes. So how hard a chain is can be read from its prompt: how many links, of which kinds.
+A prompt shows all that a call needs but for one thing: of a link with a question mark nobody can know which of two
+values it takes. So how hard a chain is can be read from its prompt: how many links, of which kinds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MOST_NAMES = len(string.ascii_lowercase)
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One link. `operand`: what a sum adds. `hidden`: what a guess adds, 0 or 1. `gives`: the tool's answer to the right
-    call, and `lost` the digit in its answer to any other."""
+    """One link. `operand`: what a sum adds. `hidden`: what a guess adds, 0 or 1. `gives`: the tool's answer to the
+    right call, and `lost` the digit in its answer to any other."""
 
     name: str
     kind: Kind
@@ -78,9 +78,11 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """How chains are drawn: lengths from `least` to `most` links with weights 1, 2^-tail, 3^-tail, ...; a chain draws one
-    of `sum_shares` and one of `guess_shares`, the chance of each of its links to be a sum, else a guess. Before each link
-    stands one to skip with probability `skips`."""
+    """How chains are drawn: lengths from `least` to `most` links with weights 1, 2^-tail, 3^-tail, ...
+
+    A chain draws one of `sum_shares` and one of `guess_shares`, the chance of each of its links to be a sum, else a
+    guess. Before each link stands one to skip with probability `skips`.
+    """
 
     least: int = 2
     most: int = 12
@@ -132,8 +134,8 @@ def _link(name: str, kind: Kind, rng: random.Random) -> Link:
 class Walk:
     """Where an episode stands in its chain.
 
-    `call(name, value)` gives the tool's answer, as text. `done`: links called rightly so far. Once `lost`, nothing leads
-    back: every further answer says so too.
+    `call(name, value)` gives the tool's answer, as text. `done`: links called rightly so far. Once `lost`, nothing
+    leads back: every further answer says so too.
     """
 
     chain: Chain

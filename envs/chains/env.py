@@ -38,9 +38,9 @@ LINK_TOOL: dict[str, Any] = {
 """The OpenAI schema of the one tool."""
 
 SYSTEM_PROMPT = (
-    "Call the links one after the other with the tool, one call a message. A link takes the digit that the last call gave "
-    "(the first one: the start). a: as it is. a+3: plus 3, modulo 10. a?: as it is or plus 1, nobody knows. (a): leave it "
-    "out. After the last link answer with its digit alone, without a call. A wrong call is not forgiven."
+    "Call the links one after the other with the tool, one call a message. A link takes the digit that the last call "
+    "gave (the first one: the start). a: as it is. a+3: plus 3, modulo 10. a?: as it is or plus 1, nobody knows. (a): "
+    "leave it out. After the last link answer with its digit alone, without a call. A wrong call is not forgiven."
 )
 """What opens an episode unless `system_prompt` says otherwise."""
 

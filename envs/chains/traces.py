@@ -20,8 +20,8 @@ class Player:
     """Writes the actions of one trace, fed with each observation. `done`: the last action was an answer.
 
     Without an `error_rate` it knows even what guesses take, and solves every chain. With one, a sum is off by one
-    with that probability, other mistakes are rarer (`COPY`, `SKIP`, `STOP`), and guesses are guesses. Once it is lost it
-    goes on as if it were not.
+    with that probability, other mistakes are rarer (`COPY`, `SKIP`, `STOP`), and guesses are guesses. Once it is lost
+    it goes on as if it were not.
     """
 
     chain: Chain
