@@ -118,11 +118,6 @@ class Job:
         """The words that decide on value pretraining; runs that agree in them share one critic."""
         return tuple(word for word in [*self.study.words, *self.arm.words, *self.more] if word.startswith(_OF_VALUES))
 
-    @property
-    def wants_values(self) -> bool:
-        """Whether a critic is pretrained."""
-        return get_algorithm(self.algorithm).needs_critic and f"{_OF_VALUES}=null" not in self.value_words
-
 
 RATES = (2e-4, 4e-4, 8e-4)
 """Rates of the policy that a search tries; each with two widths, so that no method gets more tries than another."""

@@ -142,7 +142,7 @@ class Runner:
 
     async def _values(self, job: Job) -> Path | None:
         """The pretrained critic for the job's seed and its words of value pretraining, made if it is not there."""
-        if not job.wants_values or job.recipe().value_pretraining is None:
+        if not job.recipe().pretrains_critic:
             return None
         policy, said = await self._start(job), job.value_words
         folder = self.runs / "starts" / f"values-seed{job.seed}-{_digest([job.study.recipe, *said])}"
