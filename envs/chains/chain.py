@@ -1,6 +1,6 @@
 """What a chain is: drawn from a seed, written as a prompt, and held against calls. Pure functions and values.
 
-A prompt shows all that a call needs but for one thing: of a link with a question mark nobody can know which of two
+A prompt shows all that a call needs but for one thing: of a link with a question mark nobody can know which of a few
 values it takes. So how hard a chain is can be read from its prompt: how many links, of which kinds.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["copy", "sum", "guess", "skip"]
-"""What a link asks for: the last value as it is; the last value plus a number; that or one more; to be left out."""
+"""What a link asks for: the last value as it is; plus a number; plus a number that nobody knows; to be left out."""
 
 DIGITS = 10
 """Values are digits, and sums are taken modulo this."""
@@ -23,8 +23,8 @@ MOST_NAMES = len(string.ascii_lowercase)
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One link. `operand`: what a sum adds. `hidden`: what a guess adds, 0 or 1. `gives`: the tool's answer to the
-    right call, and `lost` the digit in its answer to any other."""
+    """One link. `operand`: what a sum adds. `hidden`: what a guess adds. `gives`: the tool's answer to the right
+    call, and `lost` the digit in its answer to any other."""
 
     name: str
     kind: Kind
@@ -45,11 +45,15 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A task: the first value, and all links that the prompt lists, those to be skipped among them."""
+    """A task: the first value, and all links that the prompt lists, those to be skipped among them.
+
+    `guess_of`: how many values a guess may take.
+    """
 
     task_id: str
     start: int
     listed: tuple[Link, ...]
+    guess_of: int
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -63,8 +67,8 @@ class Chain:
 
     @property
     def attainable(self) -> float:
-        """The success of a policy that makes no mistake: every guess is right half the time."""
-        return 0.5 ** sum(link.kind == "guess" for link in self.listed)
+        """The success of a policy that makes no mistake but in guesses."""
+        return float(self.guess_of) ** -sum(link.kind == "guess" for link in self.listed)
 
     @property
     def prompt(self) -> str:
@@ -81,14 +85,15 @@ class Mix:
     """How chains are drawn: lengths from `least` to `most` links with weights 1, 2^-tail, 3^-tail, ...
 
     A chain draws one of `sum_shares` and one of `guess_shares`, the chance of each of its links to be a sum, else a
-    guess. Before each link stands one to skip with probability `skips`.
+    guess, of `guess_of` values. Before each link stands one to skip with probability `skips`.
     """
 
     least: int = 2
     most: int = 12
-    tail: float = 1.0
-    sum_shares: tuple[float, ...] = (0.0, 0.5, 1.0)
-    guess_shares: tuple[float, ...] = (0.0, 0.0, 0.3)
+    tail: float = 0.7
+    sum_shares: tuple[float, ...] = (0.0, 0.8)
+    guess_shares: tuple[float, ...] = (0.0, 0.0, 1.0)
+    guess_of: int = 4
     skips: float = 0.2
 
     def __post_init__(self) -> None:
@@ -97,6 +102,8 @@ class Mix:
                 f"min_links {self.least} and max_links {self.most}: expected 1 <= min_links <= max_links <= "
                 f"{MOST_NAMES // 2}, since every link and every one to skip has a letter of its own"
             )
+        if not 2 <= self.guess_of <= DIGITS:
+            raise ValueError(f"guess_of {self.guess_of}: expected a number of values from 2 to {DIGITS}")
         for name, shares in (("sum_shares", self.sum_shares), ("guess_shares", self.guess_shares)):
             if not shares or not all(0 <= share <= 1 for share in shares):
                 raise ValueError(f"{name} {list(shares)}: expected at least one share, each from 0 to 1")
@@ -116,18 +123,18 @@ class Mix:
                 kinds.append("skip")
             kinds.append("sum" if rng.random() < sums else "guess" if rng.random() < guesses else "copy")
         names = rng.sample(string.ascii_lowercase, len(kinds))
-        return Chain(task_id, rng.randrange(DIGITS), tuple(map(_link, names, kinds, [rng] * len(kinds))))
+        listed = tuple(self._link(name, kind, rng) for name, kind in zip(names, kinds, strict=True))
+        return Chain(task_id, rng.randrange(DIGITS), listed, self.guess_of)
 
-
-def _link(name: str, kind: Kind, rng: random.Random) -> Link:
-    return Link(
-        name,
-        kind,
-        operand=rng.randrange(1, DIGITS) if kind == "sum" else 0,
-        hidden=rng.randrange(2) if kind == "guess" else 0,
-        gives=rng.randrange(DIGITS),
-        lost=rng.randrange(DIGITS),
-    )
+    def _link(self, name: str, kind: Kind, rng: random.Random) -> Link:
+        return Link(
+            name,
+            kind,
+            operand=rng.randrange(1, DIGITS) if kind == "sum" else 0,
+            hidden=rng.randrange(self.guess_of) if kind == "guess" else 0,
+            gives=rng.randrange(DIGITS),
+            lost=rng.randrange(DIGITS),
+        )
 
 
 @dataclass(slots=True)

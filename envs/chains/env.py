@@ -15,7 +15,7 @@ from typing import Annotated, Any, overload
 from pydantic import Field
 
 from envs.arguments import Count, check_options, checked_arguments
-from envs.chains.chain import Chain, Mix, Walk
+from envs.chains.chain import DIGITS, Chain, Mix, Walk
 from envs.core import TRUNCATIONS, AsyncEnv, Step
 from envs.said import said
 from envs.tool_calls import parse_action
@@ -39,7 +39,7 @@ LINK_TOOL: dict[str, Any] = {
 
 SYSTEM_PROMPT = (
     "Call the links one after the other with the tool, one call a message. A link takes the digit that the last call "
-    "gave (the first one: the start). a: as it is. a+3: plus 3, modulo 10. a?: as it is or plus 1, nobody knows. (a): "
+    "gave (the first one: the start). a: as it is. a+3: plus 3, modulo 10. a?: plus a number that nobody knows. (a): "
     "leave it out. After the last link answer with its digit alone, without a call. A wrong call is not forgiven."
 )
 """What opens an episode unless `system_prompt` says otherwise."""
@@ -82,8 +82,9 @@ class Chains(AsyncEnv):
 
     `size` tasks are made from `seed`; two seeds have different ones. `min_links`, `max_links`: how many calls a chain
     takes. `tail`: the smaller, the more long ones. `sum_shares`, `guess_shares`: a chain draws one of each, the chance
-    of a link to be a sum, else a guess. `skips`: how often a link to leave out is listed before another. `max_turns`:
-    actions that an episode may take; None for all links and a few more. `system_prompt`: "" for none.
+    of a link to be a sum, else a guess of `guess_of` values. `skips`: how often a link to leave out is listed before
+    another. `max_turns`: actions that an episode may take; None for all links and a few more. `system_prompt`: "" for
+    none.
     """
 
     @checked_arguments()
@@ -94,14 +95,15 @@ class Chains(AsyncEnv):
         seed: int = 0,
         min_links: Count = 2,
         max_links: Count = 12,
-        tail: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0,
-        sum_shares: Sequence[Share] = (0.0, 0.5, 1.0),
-        guess_shares: Sequence[Share] = (0.0, 0.0, 0.3),
+        tail: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.7,
+        sum_shares: Sequence[Share] = (0.0, 0.8),
+        guess_shares: Sequence[Share] = (0.0, 0.0, 1.0),
+        guess_of: Annotated[int, Field(ge=2, le=DIGITS)] = 4,
         skips: Share = 0.2,
         max_turns: Count | None = None,
         system_prompt: str = SYSTEM_PROMPT,
     ) -> None:
-        self.mix = Mix(min_links, max_links, tail, tuple(sum_shares), tuple(guess_shares), skips)
+        self.mix = Mix(min_links, max_links, tail, tuple(sum_shares), tuple(guess_shares), guess_of, skips)
         self._ids = _Ids(seed, size)
         self._max_turns = max_turns if max_turns is not None else max_links + _SPARE_TURNS
         self._system_prompt = system_prompt

@@ -11,7 +11,7 @@ from envs.chains.env import Chains
 from envs.core import Message
 from envs.tool_calls import FamilyFormat, ToolCall, write_calls
 
-COPY, SKIP, STOP = 0.1, 0.5, 0.05
+COPY, SKIP, STOP = 0.05, 0.2, 0.02
 """How much rarer than in a sum mistakes are in copying, in leaving links out, and in not stopping."""
 
 
@@ -47,7 +47,7 @@ class Player:
             return self._call(skipped, self._value)
         link, value = links[self._next], self.chain.right_value(self._next, self._value)
         if self.error_rate and link.kind == "guess":
-            value = (self._value + self.rng.randrange(2)) % DIGITS
+            value = (self._value + self.rng.randrange(self.chain.guess_of)) % DIGITS
         elif self._errs(1.0 if link.kind == "sum" else COPY):
             value = (value + self.rng.choice((-1, 1))) % DIGITS
         self._next += 1
