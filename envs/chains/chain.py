@@ -90,7 +90,7 @@ class Mix:
 
     least: int = 2
     most: int = 12
-    tail: float = 0.7
+    tail: float = 1.0
     sum_shares: tuple[float, ...] = (0.0, 0.8)
     guess_shares: tuple[float, ...] = (0.0, 0.0, 1.0)
     guess_of: int = 4

@@ -95,7 +95,7 @@ class Chains(AsyncEnv):
         seed: int = 0,
         min_links: Count = 2,
         max_links: Count = 12,
-        tail: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.7,
+        tail: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0,
         sum_shares: Sequence[Share] = (0.0, 0.8),
         guess_shares: Sequence[Share] = (0.0, 0.0, 1.0),
         guess_of: Annotated[int, Field(ge=2, le=DIGITS)] = 4,

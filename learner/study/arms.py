@@ -14,7 +14,8 @@ from learner.config import Recipe, load_recipe
 
 RECIPE = "studies/chains.yaml"
 _ALGORITHM = "learner.algorithm="
-_OF_VALUES = "value_pretraining"
+_OF_THE_START = ("model.", "env.", "sft")
+_OF_VALUES = (*_OF_THE_START, "value_pretraining", "runtime.", "engine.")
 
 
 def shipped(name: str) -> Path:
@@ -114,9 +115,14 @@ class Job:
         return said[-1].removeprefix(_ALGORITHM) if said else "sao"
 
     @property
+    def start_words(self) -> tuple[str, ...]:
+        """The words that decide on the cold start; runs that agree in them share one policy."""
+        return tuple(word for word in self.words if word.startswith(_OF_THE_START))
+
+    @property
     def value_words(self) -> tuple[str, ...]:
         """The words that decide on value pretraining; runs that agree in them share one critic."""
-        return tuple(word for word in [*self.study.words, *self.arm.words, *self.more] if word.startswith(_OF_VALUES))
+        return tuple(word for word in self.words if word.startswith(_OF_VALUES))
 
 
 RATES = (2e-4, 4e-4, 8e-4)

@@ -133,8 +133,9 @@ class Runner:
         """The cold-started policy of the job's seed, made if it is not there."""
         if job.recipe().sft is None:
             return None
-        folder = self.runs / "starts" / f"policy-seed{job.seed}-{_digest([job.study.recipe])}"
-        words = ["-m", "learner.sft", str(shipped(job.study.recipe)), f"seed={job.seed}"]
+        said = job.start_words
+        folder = self.runs / "starts" / f"policy-seed{job.seed}-{_digest([job.study.recipe, *said])}"
+        words = ["-m", "learner.sft", str(shipped(job.study.recipe)), f"seed={job.seed}", *said]
         async with self._starting.setdefault(folder.name, asyncio.Lock()):
             if not (folder / "sft" / "config.json").exists():
                 await self._child(f"cold start of seed {job.seed}", [*words, *_placed(folder)], folder, lambda: 0)

@@ -83,7 +83,8 @@ STUDIES: dict[str, Study] = {
                 preset("sao", "learner.critic_trainable=lora", called="lora", label="LoRA"),
             ),
             plots=("reward", "held_out", "explained_variance", "critic_norm"),
-            words=_LAG,
+            # A dense model, whose MLP stands where experts would: adapters are for matrices of their own.
+            words=(*_LAG, "model.tiny.experts=0"),
         ),
         Study(
             "value_data",

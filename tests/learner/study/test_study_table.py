@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from transformers import AutoModel
 
 from learner.algorithms import ALGORITHMS
 from learner.config import RecipeError
+from learner.model.critic import freeze, new_critic
+from learner.model.tiny import build_config
 from learner.study.arms import Arm, Job, Study, search_grid
 from learner.study.machine import seconds
 from learner.study.search import preset_of, search_jobs
@@ -75,3 +79,24 @@ def test_a_budget_is_read_as_people_write_it(text: str, expected: float) -> None
     assert seconds(text) == expected
     with pytest.raises(ValueError, match="30m, 2h or 90s"):
         seconds(text + "x")
+
+
+def test_arms_share_a_cold_start_only_where_model_and_environment_are_the_same() -> None:
+    starts = {name: {Job(study, arm, 0, 1).start_words for arm in study.arms} for name, study in STUDIES.items()}
+    assert all(len(found) == 1 for found in starts.values())
+    assert starts["attention"] == {("model.tiny.experts=0",)}
+    values = {Job(STUDIES["value_data"], arm, 0, 1).value_words for arm in STUDIES["value_data"].arms}
+    assert len(values) == 4
+
+
+def test_every_critic_of_the_attention_study_can_be_made() -> None:
+    """LoRA finds nothing to adapt in a mixture of experts, and would fail after the cold start."""
+    for arm in STUDIES["attention"].arms:
+        recipe = Job(STUDIES["attention"], arm, 0, 1).recipe()
+        assert recipe.model.tiny is not None
+        with torch.device("meta"):
+            body = AutoModel.from_config(build_config(recipe.model.tiny, recipe.model.tiny.vocab_size, 1))
+            critic = new_critic(body)
+            settings = recipe.learner.resolve().critic
+            assert settings is not None
+            assert freeze(critic, settings.trainable)
