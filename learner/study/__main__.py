@@ -114,7 +114,11 @@ def run_study(arguments: argparse.Namespace) -> int:
     for name, why in runner.failed.items():
         console.print(f"{name} failed: {why}", highlight=False, markup=False, style="red")
     if runner.unfinished:
-        console.print(f"out of time: {len(runner.unfinished)} runs are left; the same command goes on", style="yellow")
+        console.print(
+            f"out of time: {len(runner.unfinished)} of {len(jobs)} runs are left; the same command goes on with them "
+            "(--arms takes some, --updates makes shorter ones)",
+            style="yellow",
+        )
     return 1 if runner.failed else 0
 
 

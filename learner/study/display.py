@@ -25,14 +25,14 @@ class StudyDisplay:
         self._progress = Progress(
             TextColumn("{task.description:<34}"),
             BarColumn(bar_width=30),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} updates"),
+            TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=False),
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self._all = self._progress.add_task(f"{title}: {runs} runs", total=updates)
+        self._all = self._progress.add_task(f"{title}: {runs} runs", total=updates, note=f"0/{updates} updates")
         self._own: dict[str, TaskID] = {}
         self._done: dict[str, int] = {}
         self._updates = updates
@@ -49,16 +49,16 @@ class StudyDisplay:
         self._progress.stop()
 
     def _begun(self, name: str, total: int) -> None:
-        self._own[name] = self._progress.add_task(name, total=total)
+        self._own[name] = self._progress.add_task(name, total=total or None, note="")
         self._say(f"{name}: begun")
 
     def _moved(self, name: str, done: int) -> None:
-        if name not in self._own:
+        if name not in self._own or not done:
             return
         self._done[name] = done
-        self._progress.update(self._own[name], completed=done)
+        self._progress.update(self._own[name], completed=done, note=f"{done} updates")
         made = sum(self._done.values())
-        self._progress.update(self._all, completed=made)
+        self._progress.update(self._all, completed=made, note=f"{made}/{self._updates} updates")
         if time.monotonic() - self._told > _EVERY_S and made:
             self._told = time.monotonic()
             left = (self._told - self._started) / made * (self._updates - made)

@@ -17,6 +17,9 @@ _TITLES = {
     "held_out": "held-out success",
     "explained_variance": "explained variance",
     "critic_norm": "critic's gradient norm",
+    "critic_attention": "critic's gradient norm, attention",
+    "critic_experts": "critic's gradient norm, experts",
+    "critic_mlp": "critic's gradient norm, MLP",
     "policy_norm": "policy's gradient norm",
     "gated": "gated share of tokens",
     "entropy": "entropy",
@@ -24,7 +27,20 @@ _TITLES = {
     "lag": "lag (versions)",
     "turns": "turns an episode",
 }
-_SMOOTHED = frozenset({"reward", "explained_variance", "critic_norm", "gated", "ratio_kl", "turns", "policy_norm"})
+_SMOOTHED = frozenset(
+    {
+        "reward",
+        "explained_variance",
+        "critic_norm",
+        "critic_attention",
+        "critic_experts",
+        "critic_mlp",
+        "gated",
+        "ratio_kl",
+        "turns",
+        "policy_norm",
+    }
+)
 
 
 def write_page(study: Study, results: Path) -> Path:

@@ -138,7 +138,7 @@ class Runner:
         words = ["-m", "learner.sft", str(shipped(job.study.recipe)), f"seed={job.seed}", *said]
         async with self._starting.setdefault(folder.name, asyncio.Lock()):
             if not (folder / "sft" / "config.json").exists():
-                await self._child(f"cold start of seed {job.seed}", [*words, *_placed(folder)], folder, lambda: 0)
+                await self._begin(f"cold start of seed {job.seed}", words, folder)
         return folder / "sft"
 
     async def _values(self, job: Job) -> Path | None:
@@ -152,9 +152,13 @@ class Runner:
             if not (folder / "value" / "config.json").exists():
                 if policy is not None and not (folder / "sft").exists():
                     await asyncio.to_thread(_copied, policy, folder / "sft")
-                name = f"value pretraining of seed {job.seed}"
-                await self._child(name, [*words, *_placed(folder)], folder, lambda: 0)
+                await self._begin(f"value pretraining of seed {job.seed}", words, folder)
         return folder / "value"
+
+    async def _begin(self, name: str, words: list[str], folder: Path) -> None:
+        self.watch.begun(name, 0)
+        await self._child(name, [*words, *_placed(folder)], folder, lambda: 0)
+        self.watch.ended(name, "made")
 
     def _simulation(self, job: Job, folder: Path) -> list[str]:
         settings = ("seed=", "learner.steps=", "learner.algorithm=")

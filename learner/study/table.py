@@ -16,6 +16,8 @@ _GRPO = preset("grpo", _UNSCALED, label="GRPO, 16 x 8")
 _SAO = preset("sao", label="SAO")
 _VAPO = preset("vapo", label="VAPO without DIS")
 _DYNAMICS = ("reward", "explained_variance", "critic_norm", "gated", "entropy", "ratio_kl")
+_CRITIC = ("reward", "held_out", "explained_variance", "critic_norm")
+_GROUPS = ("critic_attention", "critic_experts", "critic_mlp")
 
 
 def _at_lag(lag: int) -> tuple[str, str]:
@@ -66,7 +68,7 @@ STUDIES: dict[str, Study] = {
             ),
             "More critic updates give a higher explained variance late in a run, and a higher reward.",
             tuple(preset("sao", f"learner.critic_updates={k}", called=f"k{k}", label=f"K = {k}") for k in (1, 2, 4)),
-            plots=("reward", "held_out", "explained_variance", "critic_norm"),
+            plots=_CRITIC,
             words=_LAG,
         ),
         Study(
@@ -82,7 +84,7 @@ STUDIES: dict[str, Study] = {
                 preset("sao", "learner.critic_trainable=all", called="full", label="all parameters"),
                 preset("sao", "learner.critic_trainable=lora", called="lora", label="LoRA"),
             ),
-            plots=("reward", "held_out", "explained_variance", "critic_norm"),
+            plots=(*_CRITIC, *_GROUPS),
             # A dense model, whose MLP stands where experts would: adapters are for matrices of their own.
             words=(*_LAG, "model.tiny.experts=0"),
         ),
@@ -201,7 +203,7 @@ STUDIES: dict[str, Study] = {
                 preset("sao_full_critic", label="full critic"),
                 _VAPO,
             ),
-            plots=_DYNAMICS,
+            plots=(*_DYNAMICS, *_GROUPS),
             words=_LAG,
         ),
     )
