@@ -29,6 +29,7 @@ from learner.study.machine import machine, seconds
 from learner.study.page import write_page
 from learner.study.record import RecordError
 from learner.study.running import Runner, interruptible
+from learner.study.search import UPDATES as SEARCH_UPDATES
 from learner.study.search import chosen, conclude, search_jobs
 from learner.study.table import STUDIES, get_study
 
@@ -85,7 +86,7 @@ def run_study(arguments: argparse.Namespace) -> int:
     arms = [name for name in arguments.arms.split(",") if name]
     try:
         if arguments.search:
-            jobs = search_jobs(study, updates=arguments.updates or 60)
+            jobs = search_jobs(study, updates=arguments.updates or SEARCH_UPDATES, more=arguments.words)
         else:
             jobs = jobs_of(study, range(arguments.seeds), updates, arguments.results, arms, arguments.words)
     except ValueError as error:

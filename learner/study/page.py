@@ -122,7 +122,7 @@ def _table(study: Study, records: Mapping[str, Sequence[Record]], updates: int) 
 
 
 def _searched(study: Study, results: Path) -> list[str]:
-    words = {arm.title: chosen(results, arm) for arm in study.arms}
+    words = {arm.title: chosen(results, arm, study.recipe) for arm in study.arms}
     known = {title: found for title, found in words.items() if found}
     if not known:
         return ["Rates and widths were not searched: every arm has those of the recipe and its preset.", ""]

@@ -38,11 +38,13 @@ def search_study(study: Study, updates: int = UPDATES) -> Study:
     return replace(study, name=NAME, arms=tuple(arms), updates=updates)
 
 
-def search_jobs(study: Study, seeds: Sequence[int] = SEEDS, updates: int = UPDATES) -> list[Job]:
+def search_jobs(
+    study: Study, seeds: Sequence[int] = SEEDS, updates: int = UPDATES, more: Sequence[str] = ()
+) -> list[Job]:
     """All runs of a search, one setting of every preset before the next, so that a part of them is fair too."""
     found = search_study(study, updates)
     arms = sorted(found.arms, key=lambda arm: int(arm.name.rpartition("--")[2]))
-    return [Job(found, arm, seed, updates) for seed in seeds for arm in arms]
+    return [Job(found, arm, seed, updates, more=tuple(more)) for seed in seeds for arm in arms]
 
 
 def conclude(study: Study, results: Path, seeds: Sequence[int] = SEEDS) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,11 +19,12 @@ import torch
 
 from agent.episode import Episode
 from learner.config import Recipe, RecipeError
-from learner.data.batch import build_batch
+from learner.data.batch import build_batch, is_trained, rows_of
 from learner.data.buckets import Buckets
 from learner.maths.statistics import EVStatistics
 from learner.model.critic import new_critic
 from learner.model.loading import load_body
+from learner.model.trainee import Trainee
 from learner.parallel.layout import layout_of
 from learner.parallel.ranks import make_accelerator
 from learner.pretrain_value import collect_episodes, fit_critic
@@ -92,21 +94,30 @@ def measure(recipe: Recipe, display: Display) -> Fitness:
         accelerator = make_accelerator(recipe)
         model = starting_model(recipe, display, accelerator)
         total = config.episodes + config.held_out_episodes
+        shutil.rmtree(folder / "task", ignore_errors=True)
         episodes = asyncio.run(collect_episodes(recipe, model, folder / "task", total, display))
         episodes.sort(key=lambda episode: episode.id)  # quick ones finish first
         held_out, train = episodes[: config.held_out_episodes], episodes[config.held_out_episodes :]
         torch.manual_seed(recipe.seed)
         critic = new_critic(load_body(model, recipe.model, layout_of(accelerator)))
         trainee, figures = fit_critic(critic, train, held_out, recipe, display, accelerator)
-        buckets = Buckets.of(build_batch(held_out), accelerator)
-        values, _ = read_values(buckets, trainee, StepSettings())
-        batch = buckets.batch
-        explained = by_place(
-            values.cpu(), batch.turn_ids.cpu(), batch.action_mask.bool().cpu(), [e.reward for e in held_out]
-        )
+        explained = _read(trainee, held_out, recipe)
         fitness = _told(recipe, explained, figures["explained_variance_held_out"], train, held_out)
         (folder / "task.json").write_text(json.dumps(asdict(fitness), indent=1), encoding="utf-8")
         return fitness
+
+
+def _read(critic: Trainee, episodes: list[Episode], recipe: Recipe) -> dict[str, float]:
+    """Explained variance by place of the episodes that a run would be trained on."""
+    config = recipe.learner
+    trained = [e for e in episodes if is_trained(e, config.truncation)]
+    batch = build_batch(trained, truncation=config.truncation)
+    cut = {"max_tokens": config.micro_batch_tokens, "max_padding": config.max_padding}
+    buckets = Buckets.of(batch, critic.accelerator, **cut, packed=critic.unwrapped.packed)
+    values, _ = read_values(buckets, critic, StepSettings())
+    rewards = [trained[index].reward for index, _ in rows_of(trained)]
+    whole = buckets.batch
+    return by_place(values.cpu(), whole.turn_ids.cpu(), whole.action_mask.bool().cpu(), rewards)
 
 
 def _told(
