@@ -15,6 +15,16 @@ COPY, SKIP, STOP = 0.05, 0.2, 0.02
 """How much rarer than in a sum mistakes are in copying, in leaving links out, and in not stopping."""
 
 
+def chance(chain: Chain, index: int, error_rate: float) -> float:
+    """The chance that a `Player` that is not lost makes the right call at link number `index` of `chain.links`."""
+    link = chain.links[index]
+    at = chain.listed.index(link)
+    right = {"sum": 1 - error_rate, "guess": 1 / chain.guess_of}.get(link.kind, 1 - error_rate * COPY)
+    if at and chain.listed[at - 1].kind == "skip":
+        right *= 1 - error_rate * SKIP
+    return right * (1 - error_rate * STOP) if index else right
+
+
 @dataclass
 class Player:
     """Writes the actions of one trace, fed with each observation. `done`: the last action was an answer.
