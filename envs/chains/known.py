@@ -1,7 +1,7 @@
 """`python -m envs.chains known`: how much of the return anybody can know, where, if the policy errs as the weak player.
 
-The player's chances are known link by link, so the best value of every prefix is too. Explained variance of the return by
-it is a ceiling for any critic on that mix, found in seconds and without a model.
+The player's chances are known link by link, so the best value of every prefix is too. Explained variance of the return
+by it is a ceiling for any critic on that mix, found in seconds and without a model.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def test_gymnasiums_checks_pass() -> None:
 async def test_the_expert_solves_every_chain_and_a_weak_player_does_not() -> None:
     env = Chains(size=300, seed=5)
     for error_rate, least, most in ((0.0, 1.0, 1.0), (0.3, 0.2, 0.7)):
-        solved = []
+        solved: list[float] = []
         async for messages in write_traces(env, env.task_ids, seed=1, error_rate=error_rate):
             actions = [m["content"] for m in messages if m["role"] == "assistant"]
             _, reward, info = await play(env, env.task_ids[len(solved)], actions)
