@@ -30,7 +30,7 @@ from learner.faults import LearnerFault
 from learner.run.plots import read_metrics
 from learner.study.arms import Job, shipped
 from learner.study.machine import machine
-from learner.study.record import record_path, rows_of, write_record
+from learner.study.record import read_record, record_path, rows_of, write_record
 
 _GRACE_S = 60.0  # a learner that is stopped finishes its step and its checkpoint
 _LOOK_S = 1.0
@@ -73,8 +73,12 @@ class Runner:
         return record_path(self.results / job.study.name, job.arm.name, job.seed)
 
     def missing(self, jobs: Sequence[Job]) -> list[Job]:
-        """Those that have no CSV yet."""
-        return [job for job in jobs if not self.path(job).is_file()]
+        """Those that have no CSV yet, or one of a shorter run, which the longer one will replace."""
+        return [job for job in jobs if not self._is_finished(job)]
+
+    def _is_finished(self, job: Job) -> bool:
+        path = self.path(job)
+        return path.is_file() and read_record(path).rows[-1]["step"] >= job.updates
 
     async def run(self, jobs: Sequence[Job]) -> None:
         """Run what is missing of `jobs`. A job that fails does not keep the others from running."""
@@ -120,7 +124,7 @@ class Runner:
 
     async def _train(self, job: Job, folder: Path) -> list[dict[str, float]]:
         for part, begun in [("sft", await self._start(job)), ("value", await self._values(job))]:
-            if begun is not None and not (folder / part).exists():
+            if begun is not None:
                 await asyncio.to_thread(_copied, begun, folder / part)
         words = ["-m", "learner.train", str(shipped(job.study.recipe)), *job.words]
         await self._child(job.name, [*words, *_placed(folder)], folder, lambda: _updates_in(folder))
@@ -150,7 +154,7 @@ class Runner:
         words = ["-m", "learner.pretrain_value", str(shipped(job.study.recipe)), f"seed={job.seed}", *said]
         async with self._starting.setdefault(folder.name, asyncio.Lock()):
             if not (folder / "value" / "config.json").exists():
-                if policy is not None and not (folder / "sft").exists():
+                if policy is not None:
                     await asyncio.to_thread(_copied, policy, folder / "sft")
                 await self._begin(f"value pretraining of seed {job.seed}", words, folder)
         return folder / "value"
@@ -167,14 +171,17 @@ class Runner:
         return ["-m", "agent.simulate", str(shipped(job.study.recipe)), *words, *where]
 
     async def _simulate(self, job: Job, folder: Path) -> list[dict[str, float]]:
-        await self._child(job.name, [*self._simulation(job, folder)], folder, lambda: 0)
+        begun, start = await self._start(job), folder / "runs" / "start" / "sft"
+        if begun is not None:
+            await asyncio.to_thread(_copied, begun, start)
+        await self._child(job.name, self._simulation(job, folder), folder, lambda: 0)
         found = await asyncio.to_thread(_matching, folder, f"{job.algorithm}-*seed{job.seed}.csv")
         if not found:
             raise LearnerFault(f"{folder} holds no CSV of {job.name}; see {folder / 'study.log'}")
         interactions = await asyncio.to_thread(read_csv, found[0])
         steps = 1 + max(i.step for i in interactions)
         means = by_step(interactions, steps)
-        return [{"step": float(step), "reward": mean} for step, mean in enumerate(means) if mean is not None]
+        return [{"step": step + 1.0, "reward": mean} for step, mean in enumerate(means) if mean is not None]
 
     async def _child(self, name: str, words: list[str], folder: Path, done: Callable[[], int]) -> None:
         """Run a command to its end. `OutOfTime`, with the child ended in order, at the deadline; `LearnerFault` if it
@@ -221,9 +228,12 @@ def _digest(words: Sequence[str]) -> str:
 
 
 def _copied(source: Path, target: Path) -> None:
-    """A copy that is whole, or not there."""
+    """A copy that is whole, or not there; one that is there stays."""
+    if target.exists():
+        return
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
+    part.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(source, part)
     part.rename(target)
 

@@ -112,8 +112,8 @@ def _read(critic: Trainee, episodes: list[Episode], recipe: Recipe) -> dict[str,
     config = recipe.learner
     trained = [e for e in episodes if is_trained(e, config.truncation)]
     batch = build_batch(trained, truncation=config.truncation)
-    cut = {"max_tokens": config.micro_batch_tokens, "max_padding": config.max_padding}
-    buckets = Buckets.of(batch, critic.accelerator, **cut, packed=critic.unwrapped.packed)
+    tokens, padding, packed = config.micro_batch_tokens, config.max_padding, critic.unwrapped.packed
+    buckets = Buckets.of(batch, critic.accelerator, max_tokens=tokens, max_padding=padding, packed=packed)
     values, _ = read_values(buckets, critic, StepSettings())
     rewards = [trained[index].reward for index, _ in rows_of(trained)]
     whole = buckets.batch

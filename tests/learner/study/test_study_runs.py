@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from study_tools import STUDY, calls_of, fake_python
@@ -45,6 +46,15 @@ def test_a_finished_run_is_never_made_again(tmp_path: Path) -> None:
     assert first.missing(jobs(tmp_path)) == [job for job in jobs(tmp_path) if job.seed == 1]
 
 
+def test_a_longer_run_replaces_a_shorter_one(tmp_path: Path) -> None:
+    short, long = (Job(STUDY, STUDY.arms[1], 0, updates) for updates in (2, 4))
+    asyncio.run(runner(tmp_path).run([short]))
+    assert runner(tmp_path).missing([short, long]) == [long]
+    asyncio.run(runner(tmp_path).run([long]))
+    assert runner(tmp_path).missing([short, long]) == []
+    assert len(read_record(runner(tmp_path).path(long)).rows) == 4
+
+
 def test_a_budget_that_is_used_up_leaves_no_half_a_csv_and_the_next_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +93,7 @@ def test_other_words_do_not_go_on_in_the_folder_of_a_run(tmp_path: Path) -> None
 
 
 def test_a_record_reads_back_as_it_was_written_gaps_too(tmp_path: Path) -> None:
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"step": 0, "evaluation/success": 0.25},
         {"step": 1, "rollout/reward": 0.5, "critic/explained_variance": None},
         {"step": 2, "rollout/reward": 0.75, "critic/explained_variance": 0.123456789, "evaluation/success": 0.5},

@@ -100,3 +100,12 @@ def test_every_critic_of_the_attention_study_can_be_made() -> None:
             settings = recipe.learner.resolve().critic
             assert settings is not None
             assert freeze(critic, settings.trainable)
+
+
+def test_a_forced_lag_that_could_never_be_reached_is_refused_by_its_key() -> None:
+    """Batches whose commit waits for a checkpoint take up room too: the queue would never be full enough."""
+    main = STUDIES["main"]
+    keys = ("store.forced_lag=4", "learner.checkpoint_every=2")
+    with pytest.raises(RecipeError, match=r"store\.forced_lag 4 with learner\.checkpoint_every 2.*raise it to 5"):
+        Job(main, main.arms[0], 0, 5, more=(*keys, "store.max_lag=4")).recipe()
+    assert Job(main, main.arms[0], 0, 5, more=(*keys, "store.max_lag=5")).recipe().store.forced_lag == 4
