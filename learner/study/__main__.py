@@ -109,11 +109,11 @@ def run_study(arguments: argparse.Namespace) -> int:
     finally:
         if arguments.search:
             conclude(study, arguments.results)
-            console.print(f"[bold]{arguments.results / 'search.md'}[/]")
+            console.print(str(arguments.results / "search.md"), highlight=False, markup=False, soft_wrap=True)
         else:
-            console.print(f"[bold]{write_page(study, arguments.results)}[/]")
+            console.print(str(write_page(study, arguments.results)), highlight=False, markup=False, soft_wrap=True)
     for name, why in runner.failed.items():
-        console.print(f"{name} failed: {why}", highlight=False, markup=False, style="red")
+        console.print(f"{name} failed: {why}", highlight=False, markup=False, soft_wrap=True, style="red")
     if runner.unfinished:
         console.print(
             f"out of time: {len(runner.unfinished)} of {len(jobs)} runs are left; the same command goes on with them "

@@ -71,4 +71,4 @@ class StudyDisplay:
 
     def _say(self, text: str) -> None:
         if not self.console.is_terminal or ": " in text:
-            self.console.print(text, highlight=False, markup=False)
+            self.console.print(text, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
