@@ -20,6 +20,7 @@ ENVIRONMENTS = {
     "sao/PythonTIR-v0": "envs.python_tir.env:PythonTIR",
     "sao/SWEBench-v0": "envs.swe_bench.env:SWEBench",
     "sao/StyleShift-v0": "envs.style_shift.env:StyleShift",
+    "sao/Chains-v0": "envs.chains.env:Chains",
 }
 """Every environment: Gymnasium id to the `module:class` of its asynchronous core."""
 

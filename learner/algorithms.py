@@ -125,6 +125,16 @@ ALGORITHMS: dict[str, Algorithm] = {
         replace(_GRPO, name="icepop", source="IcePop, arXiv 2510.18855", ratio="icepop"),
         replace(
             _SAO,
+            name="flash_reinforce",
+            family="",
+            source="FlashREINFORCE, github.com/yifanzhang-pro/FlashREINFORCE; in labs-molt and OpenRLHF's Molt backend",
+            baseline="batch_mean",
+            ratio="sequence_trust",
+            critic=None,
+            aggregation="sequence_mean",
+        ),
+        replace(
+            _SAO,
             name="impala",
             family="",
             source="IMPALA, arXiv 1802.01561",

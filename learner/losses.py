@@ -280,6 +280,43 @@ def reinforce_loss(
     return _judged(aggregate(terms, mask, mask, aggregation, normalizer), mask, none, none, mask & ~usable)
 
 
+def sequence_trust_loss(
+    logprobs: Float[Tensor, "B T"],
+    rollout_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    action_mask: Shaped[Tensor, "B T"],
+    *,
+    max_divergence: float,
+    normalizer: float | None = None,
+    aggregation: Aggregation = "sequence_mean",
+) -> PolicyLoss:
+    """FlashREINFORCE: importance sampling by token without a clip, and whole episodes left out (NVIDIA 2026).
+
+        L = -1/B sum_i [D_i <= max_divergence] 1/T_i sum_t sg[pi_t / mu_t] A_i log pi_t
+        D_i = 1/T_i sum_t (mu_t log(mu_t / pi_t) + (1 - mu_t) log((1 - mu_t) / (1 - pi_t)))
+
+    D is the divergence of "this token or another", mean over an episode's action tokens; probabilities are held in
+    [1e-6, 1 - 1e-6] for it. B and T_i count what is left out as well. Gated counts are the tokens of such episodes, by
+    the side on which each of them is. Raises `ValueError` for a `max_divergence` that is negative or NaN.
+    """
+    mask = as_mask(action_mask)
+    require_shape(mask, logprobs=logprobs, rollout_logprobs=rollout_logprobs, advantages=advantages)
+    if not max_divergence >= 0:
+        raise ValueError(f"max_divergence is {max_divergence}, expected a number of at least 0")
+    dtype = compute_dtype(logprobs)
+    usable = _usable(mask, advantages, logprobs, rollout_logprobs)
+    now, then = read(logprobs.detach(), usable, dtype), read(rollout_logprobs.detach(), usable, dtype)
+    pi, mu = (x.exp().clamp(1e-6, 1 - 1e-6) for x in (now, then))
+    divergence = mu * (mu.log() - pi.log()) + (1 - mu) * (torch.log1p(-mu) - torch.log1p(-pi))
+    mean = read(divergence, usable, dtype).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    left_out = usable & (mean.clamp(min=0) > max_divergence)
+    kept = usable & ~left_out
+    weight = read((now - then).clamp(max=_MAX_LOG_RATIO).exp(), kept, dtype)
+    terms = -weight * read(advantages.detach(), kept, dtype) * read(logprobs, kept, dtype)
+    loss = aggregate(terms, mask, mask, aggregation, normalizer)
+    return _judged(loss, mask, left_out & (now < then), left_out & (now >= then), mask & ~usable)
+
+
 def masked_value_loss(
     values: Float[Tensor, "B T"],
     returns: Float[Tensor, "B T"],

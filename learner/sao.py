@@ -92,6 +92,7 @@ def sao_step(
             norm, statistics = update_critic(buckets, critic, algorithm, settings, action_tokens, before)
             if update == 0:  # before the first update the critic has not seen this batch: the honest figure
                 figures |= {"critic/gradient_norm": norm, "critic/explained_variance": statistics.value()}
+                figures |= {f"norms/critic_{kind}": own for kind, own in critic.norms.items()}
         critic_discarded = critic.discarded - discarded
         critic_moved = critic_discarded < algorithm.critic.updates
         # Again, after all K updates. A discarded one has left the critic as it was, so the policy learns from its

@@ -21,11 +21,9 @@ from torch import Tensor
 from agent.runtime.settings import EnvConfig
 from envs import make_core
 from envs.core import Message
-from envs.python_tir.env import PythonTIR
-from envs.python_tir.traces import write_traces
 from learner.config import Recipe, RecipeError, SFTConfig
 from learner.data.batch import PAD
-from learner.data.traces import Example, encode_trace, read_traces, script_for
+from learner.data.traces import Example, encode_trace, player_of, read_traces, script_for
 from learner.model.finite import require_finite
 from learner.model.forward import PolicyForward
 from learner.model.loading import load_policy_model, save_policy_model
@@ -142,9 +140,9 @@ async def _traces_of(
         clean = list(script.traces(config.clean_traces, bad=0.0, seed=recipe_seed + 1))
         return clean, list(script.traces(config.imperfect_traces, bad=config.error_rate, seed=recipe_seed + 2))
     env = make_core(env_config.id, **env_config.kwargs)
-    sandbox = str(env_config.kwargs.get("sandbox", "auto"))
     try:
-        if not isinstance(env, PythonTIR):
+        play = player_of(env, env_config.kwargs)
+        if play is None:
             raise RecipeError(
                 f"sft: nobody has written a player of {env_config.id} that could make traces: name a file of them with "
                 "sft.traces, or start from a model (model.path) without `sft`"
@@ -160,9 +158,7 @@ async def _traces_of(
                 (2, config.clean_traces, config.imperfect_traces, config.error_rate),
             ):
                 chosen = [ids[i] for i in range(start, start + count)]
-                async for messages in write_traces(
-                    env, chosen, seed=recipe_seed + seed, error_rate=error_rate, sandbox=sandbox
-                ):
+                async for messages in play(chosen, seed=recipe_seed + seed, error_rate=error_rate):
                     traces.append(messages)
                     advance()
         return traces[: config.clean_traces], traces[config.clean_traces :]

@@ -158,6 +158,7 @@ def update_policy(
     discarded = policy.discarded
     if moved := action_tokens > gated_low + gated_high + nonfinite:
         figures["policy/gradient_norm"] = policy.step()
+        figures |= {f"norms/policy_{kind}": own for kind, own in policy.norms.items()}
         moved = policy.discarded == discarded
     else:
         policy.discard()

@@ -47,6 +47,9 @@ class StoreConfig(BaseModel):
     group_size: int = Field(default=1, ge=1, description="episodes of a task that are claimed together or not at all")
     batch: int = Field(default=128, ge=1, description="episodes of one learner step")
     max_lag: int = Field(default=1, ge=0, description="staleness budget: see docs/store.md")
+    forced_lag: int | None = Field(
+        default=None, ge=0, description="so many batches wait in the queue before one is claimed; at most max_lag"
+    )
     max_ready: int | None = Field(default=None, ge=1, description="no new training tickets while so many are ready")
     stale_policy: Literal["train", "drop"] = "train"
     max_lag_at_claim: int | None = Field(default=None, ge=0, description="with drop; default max_lag + 1")
@@ -86,7 +89,31 @@ class StoreConfig(BaseModel):
             raise ValueError(f"batch={self.batch} is no multiple of group_size={self.group_size}: no batch would fit")
         if self.max_ready is not None and self.max_ready < self.batch:
             raise ValueError(f"max_ready={self.max_ready} < batch={self.batch}: a batch would never be complete")
+        self._check_forced_lag()
         return self
+
+    def _check_forced_lag(self) -> None:
+        lag = self.forced_lag
+        if lag is None:
+            return
+        if lag > self.max_lag:
+            raise ValueError(
+                f"forced_lag={lag} > max_lag={self.max_lag}: so many batches are never outstanding; raise max_lag"
+            )
+        if self.max_ready is not None and self.max_ready < self.batch * (lag + 1):
+            raise ValueError(
+                f"max_ready={self.max_ready} is below the {self.batch * (lag + 1)} episodes that forced_lag={lag} "
+                "waits for"
+            )
+        if self.stale_policy == "drop":
+            raise ValueError(f"forced_lag={lag} with stale_policy=drop: what is kept back would be dropped; use train")
+        if self.order != "completion":
+            raise ValueError(f"forced_lag={lag} with order={self.order}: what waits longest must come first")
+
+    @property
+    def kept_back(self) -> int:
+        """Units that stay in the queue when a claim takes its own."""
+        return (self.forced_lag or 0) * self.batch // self.group_size
 
     @property
     def what_is_dealt(self) -> dict[str, str]:

@@ -101,7 +101,7 @@ def choose(
     `active`, `waited_s`: see `agent.store.shares.within_share`; they matter with `max_share_per_user` only.
     """
     queue = takeable(config, ready, count, active=active, waited_s=waited_s)
-    if len(queue) < count:
+    if len(queue) < count + config.kept_back:
         return None
     if config.order == "completion":
         return queue[:count]

@@ -42,6 +42,7 @@ class MethodConfig(Section):
     normalize_group: bool | None = None
     rho_bar: float | None = Field(default=None, gt=0)
     c_bar: float | None = Field(default=None, gt=0)
+    max_divergence: float | None = Field(default=None, ge=0)
     running_mean: RunningMeanConfig | None = None
 
     def chosen(self) -> dict[str, Any]:

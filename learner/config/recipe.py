@@ -151,6 +151,13 @@ class Recipe(Section):
             raise ValueError("runtime.max_context_tokens is larger than engine.max_context")
         if self.store.max_ready is not None and self.store.max_ready < self.learner.batch_size:
             raise ValueError("store.max_ready is smaller than learner.batch_size: a batch could never fill")
+        needed = (self.store.forced_lag or 0) + self.learner.checkpoint_every - 1
+        if self.store.forced_lag is not None and needed > self.store.max_lag:
+            raise ValueError(
+                f"store.forced_lag {self.store.forced_lag} with learner.checkpoint_every "
+                f"{self.learner.checkpoint_every}: as many batches wait, or wait for their commit, as store.max_lag "
+                f"{self.store.max_lag} allows at all; raise it to {needed}"
+            )
         if self.learner.checkpoint_every > self.store.max_lag + 1:
             raise ValueError(
                 f"learner.checkpoint_every {self.learner.checkpoint_every} is above store.max_lag + 1: claims are "

@@ -83,12 +83,15 @@ class RuntimeSection(Section):
 class StoreSection(Section):
     """The episode store. The keys mean what they mean in `agent.store.config`; without `url` a store is started here.
 
-    `max_lag`: how many versions rollouts may run ahead of training (the staleness budget). `keep_trained`: how many
-    trained episodes keep their tokens (None: all), the newest; `max_bytes`: ceiling of the store's file.
+    `max_lag`: how many versions rollouts may run ahead of training (the staleness budget). `forced_lag`: how many they
+    do: so many batches wait in the queue, and what is trained is that old once the queue has gone round.
+    `keep_trained`: how many trained episodes keep their tokens (None: all), the newest; `max_bytes`: ceiling of the
+    store's file.
     """
 
     url: str | None = None
     max_lag: int = Field(default=4, ge=0)
+    forced_lag: int | None = Field(default=None, ge=0)
     max_ready: int | None = None
     stale_policy: Literal["train", "drop"] = "train"
     max_lag_at_claim: int | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ from torch import Tensor
 
 from agent.chat.renderer import ChatRenderer
 from agent.runtime.settings import EnvConfig
-from envs.core import Message
+from envs.chains.env import Chains
+from envs.chains.traces import write_traces as play_chains
+from envs.core import AsyncEnv, Message
+from envs.python_tir.env import PythonTIR
+from envs.python_tir.traces import write_traces as play_python
 from envs.style_shift.traces import has_script, sound_texts, style_traces
 from envs.swe_bench.demo.recorded import has_recorded, swe_traces
 from learner.config import RecipeError
@@ -39,12 +44,24 @@ SCRIPTS = (
     Script(has_script, style_traces, sound_texts),  # sao/StyleShift-v0 with tiny prompts: a grammar
     Script(has_recorded, swe_traces),  # sao/SWEBench-v0, its demo set: recorded in real containers
 )
-"""Every other environment is played, with a real interpreter, by `envs.python_tir.traces.write_traces`."""
+"""Every other environment is played, see `player_of`."""
 
 
 def script_for(env: EnvConfig) -> Script | None:
     """The script that serves this environment, or None."""
     return next((script for script in SCRIPTS if script.serves(env.id, env.kwargs)), None)
+
+
+def player_of(env: AsyncEnv, kwargs: Mapping[str, Any]) -> Callable[..., AsyncIterator[list[Message]]] | None:
+    """What plays `env` for traces, `play(task_ids, seed=n, error_rate=share)`, or None: nobody has written one.
+
+    Math is played with a real interpreter, chains in the environment itself.
+    """
+    if isinstance(env, PythonTIR):
+        return partial(play_python, env, sandbox=str(kwargs.get("sandbox", "auto")))
+    if isinstance(env, Chains):
+        return partial(play_chains, env)
+    return None
 
 
 def encode_trace(messages: Sequence[Message], renderer: ChatRenderer) -> Example:

@@ -9,8 +9,8 @@ from typing import Literal
 from learner.baselines import RunningMeanBaseline
 from learner.losses import Aggregation, Denominator, log_bounds
 
-Baseline = Literal["critic", "vtrace", "group", "leave_one_out", "running_mean"]
-RatioRule = Literal["dis", "ppo_clip", "gspo", "icepop", "none"]
+Baseline = Literal["critic", "vtrace", "group", "leave_one_out", "running_mean", "batch_mean"]
+RatioRule = Literal["dis", "ppo_clip", "gspo", "icepop", "sequence_trust", "none"]
 Granularity = Literal["token", "step_average", "step_last"]
 Trainable = Literal["experts", "mlp", "lora", "all"]
 
@@ -51,7 +51,7 @@ class Algorithm:
     `family`: the preset of which this is an ablation; what a recipe sets for that one holds here too, see
     `learner.methods.options.carried`. `lam` is the policy's lambda; None means adaptive, 1 - 1/(`alpha` * l). The
     critic's is always 1. `eps_low` and `eps_high` are the ends of the ratio rule's interval, 1 - eps_low and
-    1 + eps_high; `mismatch` is IcePop's.
+    1 + eps_high; `mismatch` is IcePop's, `max_divergence` FlashREINFORCE's.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Algorithm:
     running_mean: RunningMeanSettings | None = None
     rho_bar: float = 1.0
     c_bar: float = 1.0
+    max_divergence: float = 3e-3
 
     def __post_init__(self) -> None:
         log_bounds(self.eps_low, self.eps_high)
@@ -96,6 +97,8 @@ class Algorithm:
             raise ValueError(f"{self.name}: lam is {self.lam}, expected a number in [0, 1], or null for adaptive")
         if not 0 <= self.mismatch[0] <= self.mismatch[1] or self.mismatch[1] == 0:
             raise ValueError(f"{self.name}: mismatch is {self.mismatch}, expected two rising numbers of at least 0")
+        if not self.max_divergence >= 0:
+            raise ValueError(f"{self.name}: max_divergence is {self.max_divergence}, expected a number of at least 0")
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"{self.name}: gamma is {self.gamma}, expected a number in [0, 1]")
 
@@ -108,6 +111,11 @@ class Algorithm:
     def needs_groups(self) -> bool:
         """Whether several episodes of one prompt must be complete before any of them can be trained: the barrier."""
         return self.baseline in ("group", "leave_one_out")
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether advantages compare all episodes of a batch, so that one process must hold them all."""
+        return self.baseline == "batch_mean"
 
     @property
     def needs_old_logprobs(self) -> bool:

@@ -98,6 +98,16 @@ def _running_mean_advantages(algorithm: Algorithm, inputs: CreditInputs) -> Floa
     return spread_over_actions(rewards.new_tensor([per_episode[row] for row in row_of]), mask)
 
 
+@_registered("batch_mean")
+def _batch_mean_advantages(algorithm: Algorithm, inputs: CreditInputs) -> Float[Tensor, "B T"]:
+    """Each episode's reward less the mean of the batch; a dropped episode is in no mean, branches count once."""
+    rewards, mask = _episode_rewards(inputs), as_mask(inputs.action_mask)
+    first, row_of = _one_row_an_episode(inputs)
+    stayed = [row for row in first if bool(mask[row].any())]
+    mean = rewards[stayed].mean() if stayed else rewards.new_zeros(())
+    return spread_over_actions((rewards - mean)[row_of], mask)
+
+
 def _policy_lambda(algorithm: Algorithm, counts: Int[Tensor, " B"]) -> float | Float[Tensor, " B"]:
     return length_adaptive_lambda(counts, algorithm.alpha) if algorithm.lam is None else algorithm.lam
 

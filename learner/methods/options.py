@@ -23,7 +23,7 @@ def _has_critic(algorithm: Algorithm) -> bool:
 
 
 def _has_interval(algorithm: Algorithm) -> bool:
-    return algorithm.ratio != "none"
+    return algorithm.ratio not in ("none", "sequence_trust")
 
 
 def _has_history(algorithm: Algorithm) -> bool:
@@ -50,6 +50,7 @@ OPTIONS: dict[str, Option] = {
     "normalize_group": Option("normalize_group", lambda a: a.baseline == "group", "a group's deviation"),
     "rho_bar": Option("rho_bar", _has_vtrace, "V-trace"),
     "c_bar": Option("c_bar", _has_vtrace, "V-trace"),
+    "max_divergence": Option("max_divergence", lambda a: a.ratio == "sequence_trust", "trust by episode"),
     "running_mean.window": Option("running_mean.window", _has_history, "a running mean"),
     "running_mean.per_prompt": Option("running_mean.per_prompt", _has_history, "a running mean"),
     "running_mean.include_current": Option("running_mean.include_current", _has_history, "a running mean"),

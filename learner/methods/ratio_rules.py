@@ -16,6 +16,7 @@ from learner.losses import (
     icepop_loss,
     ppo_clip_loss,
     reinforce_loss,
+    sequence_trust_loss,
 )
 from learner.methods.algorithm import Algorithm
 from learner.methods.inputs import given
@@ -69,6 +70,16 @@ def _gspo(algorithm: Algorithm, inputs: LossInputs) -> PolicyLoss:
 def _icepop(algorithm: Algorithm, inputs: LossInputs) -> PolicyLoss:
     old, (alpha, beta) = given(algorithm, "old_logprobs", inputs.old_logprobs), algorithm.mismatch
     return icepop_loss(*_loss_tensors(inputs), old, **_loss_options(algorithm, inputs), alpha=alpha, beta=beta)
+
+
+@_registered("sequence_trust")
+def _sequence_trust(algorithm: Algorithm, inputs: LossInputs) -> PolicyLoss:
+    return sequence_trust_loss(
+        *_loss_tensors(inputs),
+        max_divergence=algorithm.max_divergence,
+        normalizer=inputs.normalizer,
+        aggregation=algorithm.aggregation,
+    )
 
 
 def _loss_tensors(inputs: LossInputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:

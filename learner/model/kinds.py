@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from torch import nn
+
 # Ordered: the first pattern that matches a parameter's dotted name says what it is.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("attention", re.compile(r"\.(self_attn|linear_attn|attn|attention|self_attention|mixer)\.")),
@@ -28,3 +30,16 @@ def parameter_kind(name: str) -> str:
         if pattern.search("." + name if kind != "head" else name):
             return kind
     raise FreezingError(f"no rule says what the parameter {name!r} is; add one to learner/model/kinds.py")
+
+
+def kinds_of(module: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """The parameters of a module that are trained, by kind; what no rule knows is "other"."""
+    found: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            try:
+                kind = parameter_kind(name.removeprefix("body."))
+            except FreezingError:
+                kind = "other"
+            found.setdefault(kind, []).append(parameter)
+    return found

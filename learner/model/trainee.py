@@ -18,6 +18,7 @@ from learner.data.buckets import Buckets, Piece
 from learner.faults import LearnerFault
 from learner.model.critic import gradient_norm
 from learner.model.forward import InParts, PolicyForward
+from learner.model.kinds import kinds_of
 from learner.model.memory import LARGEST_KEPT, LARGEST_KEPT_OF_CUT_WEIGHTS, keep_freed_memory
 from learner.model.optimizer import build_optimizer, moments_at_hand, rest_moments
 from learner.model.tokens import LastLayer, packs_rows
@@ -68,7 +69,8 @@ class Trainee:
 
     `updates` counts optimiser steps taken; the schedule counts steps of the run, of which each has
     `updates_per_step`. `discarded` counts, since the trainee was made, those that were not taken because a gradient or
-    a loss was not finite; `discarded_in_row` those since the last one that was taken.
+    a loss was not finite; `discarded_in_row` those since the last one that was taken. `norms`: the gradient's norm
+    before the last step's clip, by kind of parameter; {} where weights are cut.
     """
 
     module: nn.Module
@@ -81,6 +83,8 @@ class Trainee:
     updates_per_step: int = 1
     discarded: int = 0
     discarded_in_row: int = 0
+    norms: dict[str, float] = field(default_factory=dict)
+    _kinds: dict[str, list[nn.Parameter]] = field(default_factory=dict)
     _losses_finite: Tensor | None = None  # of the gradients since the last step, on the device
 
     @classmethod
@@ -107,7 +111,9 @@ class Trainee:
                 with accelerator.autocast():
                     own.last_layer = LastLayer.of(own.model.base_model)
         trained = [p for p in module.parameters() if p.requires_grad]
-        return cls(module, prepared, config, accelerator, total_steps, 0, trained)
+        trainee = cls(module, prepared, config, accelerator, total_steps, 0, trained)
+        trainee._kinds = {} if cut else kinds_of(trainee.unwrapped)
+        return trainee
 
     def pack_rows(self) -> None:
         """Pack rows from now on; `RecipeError` for a model that cannot. A collective where weights are cut."""
@@ -162,6 +168,7 @@ class Trainee:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+        self.norms = {kind: float(gradient_norm(own)) for kind, own in self._kinds.items()}
         if layout_of(self.accelerator).cut:
             average_whole_gradients(self.parameters)
             value = clip_over_meshes(self.parameters, self.config.clip_norm)

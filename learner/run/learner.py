@@ -121,6 +121,11 @@ class Learner:
                 f"learner.algorithm {algorithm.name!r} keeps one history of rewards in the order of completion; "
                 "run it in a single process"
             )
+        if algorithm.needs_whole_batch and shares > 1:
+            raise RecipeError(
+                f"learner.algorithm {algorithm.name!r} compares with the mean of the whole batch, and a process has "
+                "only its own part; run it in a single process"
+            )
         if algorithm.normalize_task and shares > 1:
             raise RecipeError(
                 f"learner.algorithm {algorithm.name!r} standardises advantages over all episodes of a task, and a "

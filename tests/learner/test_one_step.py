@@ -305,3 +305,23 @@ def test_value_pretraining_drops_what_the_recipe_drops(micro_model: Path, tmp_pa
     assert not same(terminal, bootstrapped)
     with pytest.raises(LearnerFault, match=r"every episode was truncated, and learner\.truncation=drop"):
         fitted(cut, held_out, "drop")
+
+
+def test_norms_by_kind_of_parameter_add_up_to_the_gradient_norm(micro_model: Path, tmp_path: Path) -> None:
+    """A frozen critic has no norm of its attention, and a policy has one of every kind it trains."""
+    found = one_step(micro_model, tmp_path, random_episodes(8, seed=4), 400)["figures"]
+    for who, trains_attention in (("critic", False), ("policy", True)):
+        own = {name: value for name, value in found.items() if name.startswith(f"norms/{who}_")}
+        assert (f"norms/{who}_attention" in own) == trains_attention
+        assert math.hypot(*own.values()) == pytest.approx(found[f"{who}/gradient_norm"], rel=1e-4)
+
+
+def test_flash_reinforce_steps_without_a_critic_and_with_one_rollout_a_prompt(
+    micro_model: Path, tmp_path: Path
+) -> None:
+    learner = build_learner(micro_model, tmp_path, learner={"algorithm": "flash_reinforce", "max_divergence": 1e9})
+    _, result = learner.step(random_episodes(8, seed=4))
+    assert learner.critic is None
+    assert result.policy_moved
+    assert result.advantages is not None
+    assert len({round(float(a), 5) for row in result.advantages for a in row if a}) <= 8  # one an episode

@@ -19,6 +19,7 @@ from learner.losses import (
     masked_value_loss,
     ppo_clip_loss,
     reinforce_loss,
+    sequence_trust_loss,
 )
 
 NAN, INF = math.nan, math.inf
@@ -250,3 +251,44 @@ def test_dtypes_are_kept_or_widened(loss: Loss, dtype: torch.dtype) -> None:
 def test_a_wrong_shape_is_named(loss: Loss) -> None:
     with pytest.raises(ValueError, match="old_logprobs has shape"):
         run(loss, row(-1, -1), row(-1), row(1, 1), rollout_logprobs=row(-1, -1))
+
+
+def test_flash_reinforce_leaves_out_whole_episodes_and_keeps_their_place_in_the_mean() -> None:
+    """By hand: row 0 has pi = mu; row 1 has one token that moved from .5 to .4 and one that did not; row 2 went from .5
+    to .1. The binary divergences are 0, (.0204 + 0) / 2 and .5108, so at .0103 row 2 goes and row 1 stays."""
+    now = torch.tensor([[0.5, 0.5], [0.4, 0.5], [0.1, 0.5]], dtype=torch.float64).log()
+    then = torch.full((3, 2), 0.5, dtype=torch.float64).log()
+    mask = torch.tensor([[1, 0], [1, 1], [1, 0]])
+    advantages = torch.tensor([[1.0, NAN], [-2.0, -2.0], [1.0, NAN]], dtype=torch.float64)
+    moved = 0.5 * math.log(0.5 / 0.4) + 0.5 * math.log(0.5 / 0.6)
+    for limit, stays in ((moved / 2 * 1.001, True), (moved / 2 * 0.999, False)):
+        leaf = now.clone().requires_grad_()
+        out = sequence_trust_loss(leaf, then, advantages, mask, max_divergence=limit)
+        out.loss.backward()
+        assert leaf.grad is not None
+        second = 2 * (0.8 * math.log(0.4) + math.log(0.5)) / 2 if stays else 0.0
+        assert out.loss.item() == pytest.approx((-math.log(0.5) + second) / 3)
+        assert leaf.grad.flatten().tolist() == pytest.approx([-1 / 3, 0, 0.8 / 3 * stays, 1 / 3 * stays, 0, 0])
+        left_out = 1 if stays else 3
+        assert out.metrics["gated_low"] + out.metrics["gated_high"] == left_out
+        assert out.metrics["gated_low"] == (1 if stays else 2)  # what did not move counts as above
+
+
+def test_flash_reinforce_with_nothing_stale_is_plain_policy_gradient_with_the_batch_mean() -> None:
+    logprobs, advantages = row(0.3, 0.6, 0.2).log(), row(1.0, 1.0, 1.0)
+    ours, gradient = run(sequence_trust_loss_without_eps, logprobs, logprobs, advantages, max_divergence=0.0)
+    plain, expected = run(reinforce_without_eps, logprobs, logprobs, advantages)
+    assert torch.allclose(gradient, expected)
+    assert ours.loss.item() == pytest.approx(plain.loss.item())
+
+
+def sequence_trust_loss_without_eps(logprobs: Tensor, **options: object) -> PolicyLoss:
+    for name in ("eps_low", "eps_high", "old_logprobs"):
+        options.pop(name)
+    return sequence_trust_loss(logprobs, **options)  # type: ignore[arg-type]
+
+
+def reinforce_without_eps(logprobs: Tensor, **options: object) -> PolicyLoss:
+    for name in ("eps_low", "eps_high", "old_logprobs", "rollout_logprobs"):
+        options.pop(name)
+    return reinforce_loss(logprobs, aggregation="sequence_mean", **options)  # type: ignore[arg-type]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_tools import bench, ids
 
+from agent.store.config import StoreConfig
 from agent.store.protocol import StoreFault
 
 
@@ -188,3 +190,31 @@ def test_a_claim_that_could_never_be_complete_is_refused(tmp_path: Path) -> None
     b = bench(tmp_path, max_lag=0)
     with pytest.raises(StoreFault, match="max_lag=0"):
         b.claim("a", 5)
+
+
+def test_a_forced_lag_is_the_lag_of_every_claim_once_the_queue_has_gone_round(tmp_path: Path) -> None:
+    b = bench(tmp_path, max_lag=3, forced_lag=3)
+    lags, version = [], 0
+    for step in range(10):
+        for ticket in b.lease(99):
+            b.put(ticket, version)
+        claim = b.claim(str(step), 4, version)
+        assert claim is not None
+        lags += {int(facts["lag"]) for facts in claim.facts}
+        b.commit(str(step), version := version + 1)
+        b.do(lambda v=version: b.ledger.set_version(v))
+    assert lags == [0, 1, 2, 3, 3, 3, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (dict(max_lag=3), "raise max_lag"),
+        (dict(max_lag=4, max_ready=16), "max_ready=16 is below the 20 episodes"),
+        (dict(max_lag=4, stale_policy="drop"), "use train"),
+        (dict(max_lag=4, order="window"), "what waits longest"),
+    ],
+)
+def test_a_forced_lag_that_would_never_be_reached_is_refused(keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        StoreConfig(tasks=9, batch=4, forced_lag=4, **keys)

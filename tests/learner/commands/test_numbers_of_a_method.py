@@ -31,6 +31,7 @@ OTHER: dict[str, Any] = {
     "normalize_group": False,
     "rho_bar": 3.0,
     "c_bar": 2.0,
+    "max_divergence": 0.07,
     "running_mean.window": 16,
     "running_mean.per_prompt": False,
     "running_mean.include_current": True,
