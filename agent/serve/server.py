@@ -279,8 +279,8 @@ class Server:
                 store["takeable"] = status.metrics.get("takeable", status.ready)
                 parts.metrics.ready.set(status.ready)
             self._progress = progress.look(status, parts.learner(), parts.versions.pinned)
-            if line := progress_log.line(self._progress, time.monotonic()):
-                log.info("%s", line)
+            if told := progress_log.line(self._progress, time.monotonic()):
+                log.info("%s", told)
             figures = {**api.figures(), "store": store, "learner_metrics": learner}
             with contextlib.suppress(StoreFault, TimeoutError):
                 figures["conversations"] = await parts.thread.run(parts.journal.statuses)
