@@ -14,6 +14,10 @@ from agent.store.protocol import StoreFault, Ticket
 
 log = logging.getLogger(__name__)
 
+HANDED_OUT_AT_ONCE = 32
+"""Slots that begin in one turn of the loop. Resetting and rendering takes a millisecond for each, and thousands in a
+row would hold up all that the loop has to hear meanwhile."""
+
 
 class _Leasing(Protocol):
     async def lease(self, n: int, worker: str, wait_s: float = 0.0) -> list[Ticket]: ...
@@ -23,7 +27,8 @@ class TicketSource:
     """Leases tickets for all idle slots together, so that 64 idle slots make one request and not 64.
 
     `run` must be running for `next` to return. One lease request is open at a time, for as many tickets as
-    slots are waiting; evaluation tickets are handed out first.
+    slots are waiting; evaluation tickets are handed out first, and never to more than `HANDED_OUT_AT_ONCE` slots in one
+    turn of the loop.
     """
 
     def __init__(
@@ -77,13 +82,17 @@ class TicketSource:
             if not tickets:
                 # A store without long polling must not be asked in a tight loop.
                 await asyncio.sleep(0.05)
-            self._hand_out(sorted(tickets, key=lambda ticket: ticket.kind != "evaluate"))
+            await self._hand_out(sorted(tickets, key=lambda ticket: ticket.kind != "evaluate"))
 
-    def _hand_out(self, tickets: list[Ticket]) -> None:
+    async def _hand_out(self, tickets: list[Ticket]) -> None:
         self._spare.extend(tickets)
+        handed_out = 0
         while self._spare and self._waiting:
             future = self._waiting.popleft()
             if not future.done():  # a slot that was cancelled while it waited
                 future.set_result(self._spare.popleft())
+                handed_out += 1
+                if handed_out % HANDED_OUT_AT_ONCE == 0:
+                    await asyncio.sleep(0)
         if not self._waiting:
             self._wanted.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -60,8 +61,8 @@ def completed(ids: list[int]) -> bytes:
 class FakeEngine:
     """The application; `connections` counts those that were opened."""
 
-    def __init__(self, script: dict[str, Any], turns: int) -> None:
-        self._mark, self._turns = script["tool_response_id"], turns
+    def __init__(self, script: dict[str, Any], turns: int, think_s: float = 0.0) -> None:
+        self._mark, self._turns, self._think_s = script["tool_response_id"], turns, think_s
         self._replies = {make: [make(script[k]) for k in ("call_ids", "final_ids")] for make in (generated, completed)}
         self._asked = msgspec.json.Decoder(Asked)
 
@@ -86,6 +87,8 @@ class FakeEngine:
         return web.Response(body=self._replies[make][over], content_type="application/json")
 
     async def _generate(self, request: web.Request) -> web.Response:
+        if self._think_s:
+            await asyncio.sleep(random.uniform(0.0, self._think_s))
         return self._answer(self._asked.decode(await request.read()).token_ids, generated)
 
     async def _complete(self, request: web.Request) -> web.Response:
@@ -101,11 +104,12 @@ class FakeEngine:
         return web.json_response({"data": [{"id": "m", "max_model_len": 1_000_000}]})
 
 
-async def serve(folder: Path, length: str, turns: int, port_file: Path) -> None:
+async def serve(folder: Path, length: str, turns: int, port_file: Path, think_s: float) -> None:
     """Serve until the process is ended."""
-    raise_limit(6000, "the fake engine")
+    raise_limit(12_000, "the fake engine")
+    app = FakeEngine(read(folder, length), turns, think_s).app()
     # As long as the project's own engine keeps a connection that nobody uses.
-    runner = web.AppRunner(FakeEngine(read(folder, length), turns).app(), access_log=None, keepalive_timeout=75.0)
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=75.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, backlog=8192).start()
     part = port_file.with_suffix(".part")
@@ -115,11 +119,11 @@ async def serve(folder: Path, length: str, turns: int, port_file: Path) -> None:
 
 
 @contextlib.contextmanager
-def fake_engine(folder: Path, length: str, turns: int) -> Iterator[str]:
-    """Its address while the block runs."""
+def fake_engine(folder: Path, length: str, turns: int, think_s: float = 0.0) -> Iterator[str]:
+    """Its address while the block runs. It takes up to `think_s` for an answer, by chance."""
     with tempfile.TemporaryDirectory() as scratch:
         port = Path(scratch) / "port"
-        process = subprocess.Popen([sys.executable, __file__, str(folder), length, str(turns), str(port)])
+        process = subprocess.Popen([sys.executable, __file__, str(folder), length, str(turns), str(port), str(think_s)])
         try:
             ends = time.monotonic() + START_S
             while not port.exists():
@@ -133,4 +137,4 @@ def fake_engine(folder: Path, length: str, turns: int) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])))
+    asyncio.run(serve(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]), float(sys.argv[5])))

@@ -82,8 +82,13 @@ def prepare(folder: Path) -> None:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def shuffled(text: str) -> list[str]:
-        words = text.split()
-        return [" ".join(rng.sample(words, len(words))) for _ in range(VARIANTS)]
+        """Of as many tokens each: the first word has no blank before it, which may make it another one."""
+        words, count, found = text.split(), len(ids(text)), list[str]()
+        while len(found) < VARIANTS:
+            other = " ".join(rng.sample(words, len(words)))
+            if len(ids(other)) == count:
+                found.append(other)
+        return found
 
     turns = {
         "short": {"call_ids": ids(said(50, CALL)), "observations": shuffled(said(37))},

@@ -1,8 +1,8 @@
 """CPU time of a turn of a rollout, beside TRL's asynchronous loop and verifiers: model and environment do nothing.
 
     python benchmarks/peers/rollouts.py --trl python                       # TRL is in the tests' environment
-    python3.12 -m venv v && v/bin/pip install 'verifiers==0.4.*' aiohttp
-    python benchmarks/peers/rollouts.py --trl python --verifiers v/bin/python          # 25 minutes on a quiet machine
+    make suites                                                            # makes .venv-verifiers, in some minutes
+    python benchmarks/peers/rollouts.py --trl python --verifiers .venv-verifiers/bin/python    # all, in 25 minutes
     python benchmarks/peers/rollouts.py --concurrency 1000 --rounds 1 --no-long        # the project alone, 20 seconds
 
 Short episodes have 5 turns, a prompt of 200 tokens and 100 more a turn; the long one has 300 turns and 128K tokens. All

@@ -126,6 +126,7 @@ def test_what_a_record_costs_is_measured_as_the_page_says(tmp_path: Path) -> Non
     report, output = run("peers/records.py", *words, target=tmp_path / "figures.json")
     [record], [store] = report["records"], report["stores"]
     assert record["disk_bytes_bare"] < 6.0, "4 bytes a token, 8 a sampled one"
+    assert record["disk_bytes"] < 8.0 < record["wire_bytes"]
     assert store["tokens"] == 16 * 2048
     assert "16 x 2,048" in output
 
@@ -146,3 +147,11 @@ def test_the_cost_of_a_turn_runs_without_the_others(tmp_path: Path) -> None:
     in_process, over_http = (row["answers"][0]["tokens"] for row in report["rollouts"][:2])
     assert in_process == over_http
     assert "project, HTTP" in output
+
+
+def test_pauses_of_the_loop_are_measured_as_the_page_says(tmp_path: Path) -> None:
+    words = ("--concurrency", "20", "--think", "0.1", "--turns", "2")
+    report, output = run("peers/pauses.py", *words, target=tmp_path / "figures.json")
+    assert report["pauses"]["turns"] == 40
+    assert 0.0 < report["pauses"]["callback_ms"] < 10_000
+    assert "longest callback" in output.replace("\n", " ")

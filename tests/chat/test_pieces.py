@@ -107,7 +107,7 @@ def test_what_is_not_met_again_is_forgotten_and_what_is_too_long_never_kept() ->
 
 
 def test_frames_and_tools_are_encoded_once_for_all_episodes(renderer_of: Callable[..., ChatRenderer]) -> None:
-    renderer = renderer_of("qwen")
+    renderer = renderer_of("qwen3")
     assert renderer._tokenizer._pieces.apart
     encoded: list[str] = []
     whole = renderer._tokenizer._whole
