@@ -106,6 +106,10 @@ def _offer_all(episodes: Iterator[Episode], given: argparse.Namespace) -> dict[s
     if "://" in given.into:
         return asyncio.run(_over_http(episodes, given.into, given_key(given.key_file)))
     folder = Path(given.into)
+    if not given.overrides and not (folder / "episodes.sqlite").is_file():
+        raise StoreFault(
+            f"no episode store at {folder}: start the new run first, or give at least batch=N for a new file"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     try:
         ledger = Ledger(folder / "episodes.sqlite", read_config(None, given.overrides))

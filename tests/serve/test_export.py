@@ -42,6 +42,7 @@ def test_all_that_was_said_and_judged_is_exported_beside_the_server(
     ledger = Ledger(folder / "episodes.sqlite", StoreConfig(batch=1))
     episode = episode_of(kept, "w")
     ledger.apply([lambda: ledger.offers.take(episode, encode(episode))])
+    bench.now += 1
     bench.reply(user="bob")
     deleted = bench.reply(user="cat", asked="gone for good")[1]
     bench.do(lambda: bench.journal.delete(deleted, "k"))

@@ -71,3 +71,7 @@ async def test_a_store_that_runs_is_offered_them_over_http(tmp_path: Path) -> No
 def test_a_store_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(tmp_path), "--into", str(tmp_path / "new")]) == 2
     assert "no episode store" in capsys.readouterr().err
+    source(tmp_path / "old")
+    assert main(["replay", str(tmp_path / "old"), "--into", str(tmp_path / "new")]) == 2
+    assert "start the new run first" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
