@@ -47,7 +47,7 @@ def server(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     kwargs = {"prompts": "tiny", "show_candidates": False, "steps": 50, "phases": [{"start": 0, "style": "cute"}]}
     recipe["env"] = {"id": "sao/StyleShift-v0", "kwargs": kwargs}
     path.write_text(yaml.safe_dump(recipe))
-    with serving(path) as running:
+    with serving(path, within_s=300.0) as running:
         yield running
 
 

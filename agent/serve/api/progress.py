@@ -87,8 +87,8 @@ class ProgressLog:
     """Which of the lines go to the log: one that waits for something else at once, another count every `every_s`."""
 
     def __init__(self, every_s: float = 10.0) -> None:
-        self._every_s, self._last, self._at = every_s, None, 0.0
-        self._last: Progress | None
+        self._every_s, self._at = every_s, 0.0
+        self._last: Progress | None = None
 
     def line(self, progress: Progress, now: float) -> str:
         """What to log now, "" for nothing. `now`: seconds of a monotonic clock."""
