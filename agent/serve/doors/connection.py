@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import cast
 
 from agent.serve.doors.visitors import Visitors
@@ -77,11 +78,11 @@ class Connection(asyncio.Protocol):
         self._wait(0, None)
         self._inner.resume_writing()
 
-    def _wait(self, seconds: float, then: object) -> None:
+    def _wait(self, seconds: float, then: Callable[[], None] | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if callable(then):
+        if then is not None:
             self._timer = asyncio.get_running_loop().call_later(seconds, then)
 
     def _watch(self) -> None:
