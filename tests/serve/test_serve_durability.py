@@ -184,7 +184,8 @@ async def _leaves_its_stream_unread(server: ServerProcess, api: Client) -> None:
     """A slow client: its stream is cut, its generation stops, and nothing of it is kept."""
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps({"model": NAME, "stream": True, "messages": [{"role": "user", "content": "x"}]})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
 
     async def page(name: str) -> float:
         _, text = await api.call("GET", "/metrics")

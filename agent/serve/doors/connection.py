@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import cast
 
 from agent.serve.doors.visitors import Visitors
@@ -11,23 +12,31 @@ from agent.serve.doors.visitors import Visitors
 log = logging.getLogger(__name__)
 
 _END = b"\r\n\r\n"
+_LONGEST_HEADER = 1 << 16  # beyond it aiohttp says what is wrong
 
 
 class Connection(asyncio.Protocol):
-    """Passes everything on to `inner`, and aborts a client that
+    """Passes everything on to what `factory` makes once the first header is there, and aborts a client that
 
     - has not sent its first header whole within `header_s` (later ones: aiohttp's keep-alive time), or
     - has read nothing for `write_s` of what waits for it.
     """
 
     def __init__(
-        self, inner: asyncio.Protocol, visitors: Visitors[Connection], address: str, *, header_s: float, write_s: float
+        self,
+        factory: Callable[[], asyncio.Protocol],
+        visitors: Visitors[Connection],
+        address: str,
+        *,
+        header_s: float,
+        write_s: float,
     ) -> None:
-        self._inner, self._visitors, self._address = inner, visitors, address
+        self._factory, self._visitors, self._address = factory, visitors, address
+        self._inner: asyncio.Protocol | None = None  # what a socket that says nothing is not worth yet
         self._header_s, self._write_s = header_s, write_s
         self._transport: asyncio.Transport | None = None
-        self._tail = b""
-        self._in_header, self._dropped = True, False
+        self._header = bytearray()
+        self._dropped = False
         self._timer: asyncio.TimerHandle | None = None
         self._unread = 0
 
@@ -41,47 +50,52 @@ class Connection(asyncio.Protocol):
         """The client is there."""
         self._transport = cast(asyncio.Transport, transport)
         self._wait(self._header_s, self._too_slow)
-        self._inner.connection_made(transport)
         if self._dropped:  # before it had begun
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """The client has sent something."""
-        if self._in_header:
-            seen = self._tail + data
-            if _END in seen:
-                self._in_header, self._tail = False, b""
-                self._wait(0, None)
-                self._visitors.arrived(self)
-            else:
-                self._tail = seen[-len(_END) + 1 :]
+        if self._inner is None:
+            begin = max(0, len(self._header) - len(_END) + 1)
+            self._header += data
+            if _END not in self._header[begin:] and len(self._header) <= _LONGEST_HEADER:
+                return
+            self._wait(0, None)
+            self._visitors.arrived(self)
+            assert self._transport is not None
+            data, self._header = bytes(self._header), bytearray()
+            self._inner = self._factory()
+            self._inner.connection_made(self._transport)
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
         """The client sends no more."""
-        return self._inner.eof_received()
+        return None if self._inner is None else self._inner.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is over."""
         self._wait(0, None)
         self._visitors.left(self)
-        self._inner.connection_lost(exc)
+        if self._inner is not None:
+            self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
         """More waits for the client than should."""
-        self._inner.pause_writing()
+        if self._inner is not None:
+            self._inner.pause_writing()
         self._watch()
 
     def resume_writing(self) -> None:
         """The client has read it."""
         self._wait(0, None)
-        self._inner.resume_writing()
+        if self._inner is not None:
+            self._inner.resume_writing()
 
-    def _wait(self, seconds: float, then: object) -> None:
+    def _wait(self, seconds: float, then: Callable[[], None] | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if callable(then):
+        if then is not None:
             self._timer = asyncio.get_running_loop().call_later(seconds, then)
 
     def _watch(self) -> None:

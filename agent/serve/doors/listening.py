@@ -26,7 +26,7 @@ from agent.serve.doors.visitors import Visitors
 log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
-_AT_ONCE = 64  # accepted before the loop does something else
+_AT_ONCE = 16  # accepted before the loop does something else
 _PAUSE_S = 0.2
 _MOST = 4096
 _LINGERING_S = 5.0
@@ -94,13 +94,15 @@ class Listener:
             self._loop.add_reader(listening, self._ready, listening)
 
     async def close(self) -> None:
-        """Accept no more; connections that there are stay."""
+        """Accept no more, and drop who has not said anything; the other connections stay."""
         for handle in self._resuming:
             handle.cancel()
         for listening in self._sockets:
             self._loop.remove_reader(listening)
             listening.close()
         await asyncio.gather(*self._accepting, return_exceptions=True)
+        while self.visitors.drop_oldest():  # of those aiohttp knows nothing yet
+            pass
 
     def _ready(self, listening: socket.socket) -> None:
         for _ in range(_AT_ONCE):
@@ -137,9 +139,7 @@ class Listener:
         with contextlib.suppress(OSError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         bounds = self._bounds
-        connection = Connection(
-            self._server(), self.visitors, address, header_s=bounds.header_s, write_s=bounds.write_s
-        )
+        connection = Connection(self._server, self.visitors, address, header_s=bounds.header_s, write_s=bounds.write_s)
         self.visitors.came(connection, address)
         task = self._loop.create_task(self._connect(client, connection))
         self._accepting.add(task)

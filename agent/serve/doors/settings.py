@@ -30,8 +30,9 @@ class DoorsConfig(BaseModel):
     and the limit of connections per address does not hold for them."""
     header_s: float = Field(default=10.0, gt=0)
     """How long a new connection may take to send its first request's header."""
-    keep_alive_s: float = Field(default=75.0, gt=0)
-    """How long a connection may wait for its next request, with that one's header."""
+    keep_alive_s: float = Field(default=150.0, gt=0)
+    """How long a connection may wait for its next request, with that one's header. Longer than a proxy keeps it (Caddy:
+    120), which might otherwise send a request into a connection that is just being closed."""
     connections: int | None = Field(default=None, ge=16)
     """At once, in all. None: 4096, or fewer where the system allows fewer open files."""
     connections_per_address: int = Field(default=512, ge=1)
