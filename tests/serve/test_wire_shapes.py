@@ -93,7 +93,10 @@ def test_a_response_comes_to_be_as_the_official_events_say(calls: bool) -> None:
 
 
 def test_a_message_shows_thinking_only_to_who_asks_for_it() -> None:
-    for shows, kinds in ((True, ["thinking", "text", "tool_use", "tool_use"]), (False, ["text", "tool_use", "tool_use"])):
+    for shows, kinds in (
+        (True, ["thinking", "text", "tool_use", "tool_use"]),
+        (False, ["text", "tool_use", "tool_use"]),
+    ):
         whole = Message.model_validate(MessagesWire("m", "tiny", shows_thinking=shows).whole([answer()]))
         assert [block.type for block in whole.content] == kinds
         assert whole.stop_reason == "tool_use"
