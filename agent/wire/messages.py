@@ -142,5 +142,5 @@ def _stop(answer: Answer) -> dict[str, Any]:
     return {"stop_reason": STOP_REASONS.get(answer.finish_reason, "end_turn"), "stop_sequence": None}
 
 
-def _event(name: str, **data: Any) -> Event:
+def _event(name: str, /, **data: Any) -> Event:
     return name, {"type": name, **data}

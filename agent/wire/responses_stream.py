@@ -77,7 +77,7 @@ class ResponsesWire:
         """A comment."""
         return None
 
-    def _event(self, name: str, **data: Any) -> Event:
+    def _event(self, name: str, /, **data: Any) -> Event:
         event = {"type": name, "sequence_number": self._number, **data}
         self._number += 1
         return name, event

@@ -151,9 +151,11 @@ async def test_responses_go_on_from_the_one_they_name_as_one_episode(them: opena
     first: Any = await them.responses.create(input="one", **options)
     assert first.metadata == {"a": "b"}
     assert first.usage.output_tokens <= 6
-    async with them.responses.stream(input="two", previous_response_id=first.id, **options) as events:
-        text = "".join([e.delta async for e in events if e.type == "response.output_text.delta"])
-        second: Any = await events.get_final_response()
+    stream: Any = await them.responses.create(input="two", previous_response_id=first.id, stream=True, **options)
+    events: list[Any] = [event async for event in stream]
+    text = "".join([e.delta for e in events if e.type == "response.output_text.delta"])
+    assert events[-1].type in ("response.completed", "response.incomplete"), "cut at six tokens, or ended before"
+    second = events[-1].response
     assert second.output_text == text
     assert second.conversation.id == first.conversation.id, "the tokens as sampled, and what is new"
     assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
