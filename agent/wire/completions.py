@@ -12,8 +12,10 @@ from agent.wire.reply import usage
 from agent.wire.request import KEYS, ChatRequest, chat_request, decoded
 from agent.wire.wishes import Wishes, read_wishes
 
-_NOT_OF_PROMPTS = ("messages", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs", "max_completion_tokens")
-_NOT_OF_PROMPTS += ("session",)  # a bare prompt is no conversation that is gone on with
+# A bare prompt has no tools, and is no conversation that is gone on with.
+_NOT_OF_PROMPTS = (
+    *("messages", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs", "max_completion_tokens", "session"),
+)
 _HARMLESS = {"echo": (False,), "suffix": ("",), "add_special_tokens": (True,)}
 
 
