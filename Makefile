@@ -4,7 +4,8 @@
 # make serve       install, then serve a tiny model that a person can teach in minutes, at the link that it prints
 # make vllm        an environment of its own for the vLLM server (.venv-vllm)
 # make openhands   an environment of its own for OpenHands' tools (.venv-openhands, Python 3.12)
-# make suites      environments of their own for the verifiers and OpenEnv libraries (.venv-verifiers, .venv-openenv)
+# make suites      environments of their own for other libraries: verifiers, OpenEnv, LangChain with LiteLLM (.venv-verifiers,
+#                  .venv-openenv, .venv-clients)
 # make sandboxes   a Docker engine that answers, and the demo repositories' images
 # make browser     a Chromium for the page's tests
 # make docs        the pages and the API reference as a site, in site/ (.venv-docs)
@@ -54,7 +55,7 @@ openhands: .make/openhands
 # Other projects' libraries, for tasks in their formats.
 suites: .make/suites
 
-.make/suites: envs/adapters/environments.sh constraints-verifiers.txt constraints-openenv.txt pyproject.toml
+.make/suites: envs/adapters/environments.sh constraints-verifiers.txt constraints-openenv.txt constraints-clients.txt pyproject.toml
 	@mkdir -p .make
 	PYTHON=$(PYTHON) sh envs/adapters/environments.sh
 	@touch $@
@@ -111,4 +112,4 @@ test-suites: install suites
 	SAO_REQUIRE_SUITES=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m suites tests/suites $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-openhands .venv-verifiers .venv-openenv .venv-docs .make site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-vllm .venv-openhands .venv-verifiers .venv-openenv .venv-clients .venv-docs .make site .mypy_cache .pytest_cache .ruff_cache

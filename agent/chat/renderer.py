@@ -183,6 +183,11 @@ class ChatRenderer:
             return "harmony"
         return "think" if self._template.knows_thinking or THINK_CLOSE in self._tokenizer.control else "none"
 
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the tokenizer has, special ones too."""
+        return self._tokenizer.tokenizer.get_vocab_size(with_added_tokens=True)
+
     def piece(self, token_id: int) -> str:
         """What one token spells, special ones too; bytes that are no whole character are replacement characters."""
         return self._tokenizer.tokenizer.decode([token_id], skip_special_tokens=False)

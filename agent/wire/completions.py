@@ -12,13 +12,14 @@ from agent.wire.reply import usage
 from agent.wire.request import KEYS, ChatRequest, chat_request, decoded
 from agent.wire.wishes import Wishes, read_wishes
 
-_NOT_OF_PROMPTS = ("messages", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs", "max_completion_tokens")
+# A bare prompt has no tools, and is no conversation that is gone on with.
+_NOT_OF_PROMPTS = (
+    *("messages", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs", "max_completion_tokens", "session"),
+)
 _HARMLESS = {"echo": (False,), "suffix": ("",), "add_special_tokens": (True,)}
 
 
-def read_completion_request(
-    data: bytes, session_header: str, *, most_n: int
-) -> tuple[ChatRequest, Wishes, tuple[str | list[int], ...]]:
+def read_completion_request(data: bytes, *, most_n: int) -> tuple[ChatRequest, Wishes, tuple[str | list[int], ...]]:
     """The request, its wishes and its prompts; raises `ApiError` 400 that names the key."""
     raw = decoded(data)
     for key in _NOT_OF_PROMPTS:
@@ -33,7 +34,7 @@ def read_completion_request(
     # What stands for the prompt in the record of the conversation.
     shown = "\n".join(prompt if isinstance(prompt, str) else str(prompt) for prompt in prompts)
     messages = [{"role": "user", "content": shown}]
-    request = chat_request({**raw, "messages": messages, "max_tokens": raw.get("max_tokens", 16)}, session_header)
+    request = chat_request({**raw, "messages": messages, "max_tokens": raw.get("max_tokens", 16)})
     wishes = read_wishes(raw, known=(*KEYS, "prompt", *_HARMLESS), most_n=most_n, legacy_logprobs=True)
     return request, wishes, prompts
 

@@ -14,8 +14,10 @@ from agent.wire.errors import ApiError
 from agent.wire.request import ChatRequest, decoded
 from agent.wire.wishes import Wishes, read_wishes
 
-_KEYS = ("messages", "model", "max_tokens", "system", "tools", "tool_choice", "stop_sequences", "stream")
-_KEYS += ("temperature", "top_p", "top_k", "metadata", "thinking", "service_tier", "session")
+_KEYS = (
+    *("messages", "model", "max_tokens", "system", "tools", "tool_choice", "stop_sequences", "stream", "temperature"),
+    *("top_p", "top_k", "metadata", "thinking", "service_tier", "session"),
+)
 
 
 def read_messages(data: bytes, session_header: str, *, count_only: bool = False) -> tuple[ChatRequest, Wishes, bool]:
@@ -82,7 +84,13 @@ class MessagesWire:
     def opening(self) -> Iterator[Event]:
         """The message, with nothing in it."""
         usage = {"input_tokens": 0, "output_tokens": 0}
-        empty = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        empty: dict[str, Any] = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
         yield _event("message_start", message=empty)
 
     def said(self, index: int, said: Said) -> Iterator[Event]:
@@ -142,5 +150,5 @@ def _stop(answer: Answer) -> dict[str, Any]:
     return {"stop_reason": STOP_REASONS.get(answer.finish_reason, "end_turn"), "stop_sequence": None}
 
 
-def _event(name: str, **data: Any) -> Event:
+def _event(name: str, /, **data: Any) -> Event:
     return name, {"type": name, **data}

@@ -50,7 +50,7 @@ def forced_message(text: str, forced: str) -> dict[str, Any]:
     try:
         read = json.loads(text)
         wanted = [{"name": forced, "parameters": read}] if forced != "*" else read
-        calls = [ToolCall(call["name"], call["parameters"]) for call in wanted]
+        calls = [ToolCall(call["name"], {**call["parameters"]}) for call in wanted]
     except (ValueError, KeyError, TypeError, RecursionError):
         return {"role": "assistant", "content": text}
     made = [tool_call(call, f"call_{uuid.uuid4().hex[:24]}") for call in calls]

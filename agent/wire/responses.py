@@ -16,8 +16,10 @@ from agent.wire.request import ChatRequest, canonical, chat_request, decoded
 from agent.wire.wishes import IGNORED, Wishes, read_wishes
 
 _SAME = ("model", "stream", "temperature", "top_p", "user", "session", "seed", "top_k", "parallel_tool_calls")
-_OWN = ("input", "instructions", "previous_response_id", "tools", "tool_choice", "max_output_tokens", "text")
-_OWN += ("top_logprobs", "include", "reasoning", "truncation", "background", "stream_options", "max_tool_calls")
+_OWN = (
+    *("input", "instructions", "previous_response_id", "tools", "tool_choice", "max_output_tokens", "text", "include"),
+    *("top_logprobs", "reasoning", "truncation", "background"),
+)
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")  # the second is asked for by habit; there is none
 

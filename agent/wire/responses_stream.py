@@ -77,7 +77,7 @@ class ResponsesWire:
         """A comment."""
         return None
 
-    def _event(self, name: str, **data: Any) -> Event:
+    def _event(self, name: str, /, **data: Any) -> Event:
         event = {"type": name, "sequence_number": self._number, **data}
         self._number += 1
         return name, event
@@ -146,12 +146,12 @@ class ResponsesWire:
             "output": self._items,
             "usage": {
                 "input_tokens": answer.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
                 "output_tokens": answer.completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": answer.prompt_tokens + answer.completion_tokens,
             },
-            **answer.extras,
+            **{k: v if k != "conversation" else {"id": v} for k, v in answer.extras.items()},
         }
 
 

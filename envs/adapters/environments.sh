@@ -17,3 +17,10 @@ for library in verifiers openenv; do
   "$ENV/bin/python" -c "import importlib.metadata, sys; __import__({'verifiers': 'verifiers.v1', 'openenv': 'openenv.core'}[sys.argv[1]]); \
 print(sys.argv[1], importlib.metadata.version(sys.argv[1]), 'is ready')" "$library"
 done
+
+# .venv-clients: LangChain and LiteLLM, which talk to the server in tests. They need nothing of ours.
+ENV="$ROOT/.venv-clients"
+"$PYTHON" -m venv "$ENV"
+"$ENV/bin/python" -m pip --disable-pip-version-check --quiet install \
+  --constraint "$ROOT/constraints-clients.txt" langchain-openai litellm
+"$ENV/bin/python" -c "import litellm, langchain_openai; print('LangChain and LiteLLM are ready')"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.harness.chains import key_of
-from agent.wire.anthropic import error_json, message_events, message_json, read_messages_request
+from agent.wire.anthropic import message_events, message_json, read_messages_request
 from agent.wire.errors import ApiError
 from agent.wire.request import ChatRequest, canonical
 
@@ -83,7 +83,7 @@ def test_what_is_not_served_is_refused_by_name(keys: dict[str, Any], named: str)
     with pytest.raises(ApiError, match=named) as refused:
         read_messages_request(json.dumps({"model": "m", "max_tokens": 10, "messages": [USER], **keys}).encode())
     assert refused.value.status == 400
-    assert error_json(refused.value)["error"]["type"] == "invalid_request_error"
+    assert refused.value.anthropic_body["error"]["type"] == "invalid_request_error"
 
 
 @given(st.binary(max_size=60))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from agent.chat.renderer import ChatRenderer
 from agent.engines.base import Completion, EngineFault
 from agent.engines.stream_reader import Partial
 from agent.episode import SamplingParams
+from agent.serve.conversations.reasoning import ReasoningFilter
 from agent.serve.conversations.reply import Reply, sample_reply
 from agent.wire.answer import Said
+from agent.wire.reply import forced_message
 from agent.wire.request import canonical
 
 TOOLS: list[dict[str, Any]] = [
@@ -170,3 +173,62 @@ async def test_an_empty_reply_is_a_reply(renderer: ChatRenderer) -> None:
     made, sent = await reply(renderer, "")
     assert (sent, made.message["content"], made.finish_reason) == ("", "", "stop")
     assert len(made.action.token_ids) == 1
+
+
+async def test_thinking_is_told_apart_and_the_calls_behind_it_are_calls(renderer: ChatRenderer) -> None:
+    pieces: list[Said] = []
+
+    async def take(said: Said) -> None:
+        pieces.append(said)
+
+    made = await sample_reply(
+        Says(renderer.encode_action(f"<think>\na <tool_call> maybe\n</think>\n\nBoth: {CALL}\n{CALL}")),
+        renderer.decode,
+        (1,),
+        SamplingParams(stop_token_ids=renderer.stop_token_ids),
+        stops=(),
+        tools=TOOLS,
+        timeout_s=5,
+        on_text=take,
+        reasoning=ReasoningFilter("think"),
+        one_call=True,
+    )
+    assert made.reasoning == "a <tool_call> maybe"
+    assert made.message["content"] == "Both: "
+    assert "".join(p.content for p in pieces) + made.rest.content == "Both: "
+    assert "".join(p.reasoning for p in pieces) + made.rest.reasoning == made.reasoning
+    assert len(made.message["tool_calls"]) == 1, "the client has asked for one call at a time"
+
+
+async def test_what_gpt_oss_thinks_is_the_channel_that_nobody_is_told(renderer: ChatRenderer) -> None:
+    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>42"
+    made = await sample_reply(
+        Says(renderer.encode_action(text)),
+        renderer.decode,
+        (1,),
+        SamplingParams(stop_token_ids=renderer.stop_token_ids),
+        stops=(),
+        tools=(),
+        tool_format="harmony",
+        timeout_s=5,
+        on_text=lambda said: asyncio.sleep(0),
+        reasoning=ReasoningFilter("harmony"),
+    )
+    assert (made.rest.reasoning, made.rest.content, made.message["content"]) == ("hm", "42", "42")
+
+
+@pytest.mark.parametrize(
+    ("forced", "text", "names"),
+    [
+        ("look", '{"at": "x"}', ["look"]),
+        ("*", '[{"name": "look", "parameters": {"at": "x"}}, {"name": "go", "parameters": {}}]', ["look", "go"]),
+        ("*", '[{"name": "look", "parameters": {"at": "x"', None),
+    ],
+)
+def test_a_reply_that_was_held_to_calls_is_read_as_calls(forced: str, text: str, names: list[str] | None) -> None:
+    message = forced_message(text, forced)
+    if names is None:
+        assert message == {"role": "assistant", "content": text}, "cut off: shown as it is"
+    else:
+        assert [call["function"]["name"] for call in message["tool_calls"]] == names
+        assert canonical(message) == message

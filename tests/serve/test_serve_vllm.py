@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -54,3 +56,32 @@ async def test_a_stream_goes_through_a_publication_on_vllm(server: ServerProcess
         assert (status, back["version"]) == (200, 2)
         assert (await api.chat("and back"))["policy_versions"] == [2]
     await learner.close()
+
+
+@pytest.mark.skipif(not have_vllm(), reason="vLLM's environment is not here: make vllm")
+async def test_replies_are_held_to_a_form_on_vllm_and_not_learned_from(server: ServerProcess) -> None:
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    function = {"name": "look", "parameters": schema}
+    tools: Any = [{"type": "function", "function": function}]
+    named: Any = {"type": "function", "function": {"name": "look"}}
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=120) as them:
+        options: Any = {"model": NAME, "messages": messages, "max_tokens": 200}
+        held: Any = await them.chat.completions.create(**options, response_format=form)
+        assert json.loads(held.choices[0].message.content)["a"] in (1, 2)
+        assert (held.trainable, held.untrainable_because) == (False, ["response_format"])
+        chosen: Any = await them.chat.completions.create(**options, extra_body={"guided_choice": ["yes", "no"]})
+        assert chosen.choices[0].message.content in ("yes", "no")
+        for choice in ("required", named):
+            called: Any = await them.chat.completions.create(
+                **options, tools=tools, tool_choice=choice, parallel_tool_calls=False
+            )
+            [call] = called.choices[0].message.tool_calls
+            assert call.function.name == "look"
+            assert json.loads(call.function.arguments)["a"] in (1, 2)
+            assert (called.choices[0].finish_reason, called.trainable) == ("tool_calls", False)
+        likely: Any = await them.chat.completions.create(**options, logprobs=True, top_logprobs=2)
+        assert all(len(entry.top_logprobs) == 2 for entry in likely.choices[0].logprobs.content)
+        with pytest.raises(openai.BadRequestError, match="guided_regex"):
+            await them.chat.completions.create(**options, extra_body={"guided_regex": "(unclosed"})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 VERIFIERS_PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"
+CLIENTS_PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 OPENENV_PYTHON = ROOT / ".venv-openenv" / "bin" / "python"
 
 

@@ -183,10 +183,9 @@ class ChatApi:
             ids, text = self._renderer.encode_text(prompt), prompt
         else:
             ids = tuple(prompt)
-            try:
-                text = self._renderer.text_of(ids)
-            except (OverflowError, TypeError, ValueError) as error:
-                raise ApiError(400, f"prompt: not the tokens of this model: {error}", param="prompt") from error
+            if ids and max(ids) >= self._renderer.vocabulary:
+                raise ApiError(400, "prompt: not the tokens of this model", param="prompt")
+            text = self._renderer.text_of(ids)
         if not ids:
             raise ApiError(400, "prompt must hold at least one token", param="prompt")
         opening = Segment("prompt", ids, text)
@@ -239,8 +238,11 @@ class ChatApi:
     async def _at_once(self, works: list[Work], wire: Wire) -> web.Response:
         async def nothing(_: Said) -> None: ...
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._answer(work, nothing)) for work in works]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._answer(work, nothing)) for work in works]
+        except ExceptionGroup as faults:
+            raise first_fault(faults) from None
         response = json_response(wire.whole([task.result() for task in tasks]))
         response.headers[VERSION_HEADER] = str(works[0].version)
         return response

@@ -58,10 +58,8 @@ class Endpoints:
         return await self._chat.answer(request, read, prefix="chatcmpl", wire=wire)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        session = request.headers.get(SESSION_HEADER, "")
-
         def read(data: bytes) -> Asked:
-            asked, wishes, prompts = read_completion_request(data, session, most_n=self._config.max_n)
+            asked, wishes, prompts = read_completion_request(data, most_n=self._config.max_n)
             return Asked(asked, wishes, prompts=prompts)
 
         def wire(asked: Asked, begun: Begun) -> CompletionWire:
