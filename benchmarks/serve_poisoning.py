@@ -240,7 +240,7 @@ def draw(results: Sequence[dict[str, Any]], plan: Plan, target: Path) -> None:
     axis.axvline(plan.alone, color="black", linewidth=0.8, linestyle=":")
     axis.set(xlabel=f"round of {plan.honest} verdicts of 49 users", ylabel="their mean reward", ylim=(0, 1))
     axis.set_title("One of fifty judges the opposite from the dotted line on", fontsize=10)
-    axis.legend(frameon=False, loc="lower left")
+    axis.legend(frameon=False, loc="upper left")
     figure.savefig(target, dpi=150)
     plt.close(figure)
 
@@ -258,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--alone", type=int, default=12, help="rounds before he comes (default: 12)")
     parser.add_argument("--honest", type=int, default=32, help="verdicts of all others in a round (default: 32)")
-    parser.add_argument("--poison", type=int, default=48, help="his in a round (default: 48)")
+    parser.add_argument("--poison", type=int, default=160, help="his in a round (default: 160)")
     parser.add_argument("--model", type=Path, default=Path("runs/style_shift_tiny/sft"), help="after `learner.sft`")
     parser.add_argument("--out", type=Path, default=Path("runs/poisoning"))
     parser.add_argument("--json", type=Path)
