@@ -47,6 +47,7 @@ from learner.run.learner import Learner
 
 RECIPE = Path("recipes/style_shift_tiny.yaml")
 STYLE, ROUND_S = "cute", 20.0
+RATE = 6e-4  # three times the recipe's: the same in a third of the rounds
 ARMS: dict[str, float | None] = {"quiet": None, "uncapped": None, "capped": 0.125}
 
 
@@ -126,6 +127,7 @@ class Served:
 async def run_arm(arm: str, seed: int, plan: Plan, model: Path, folder: Path) -> dict[str, Any]:
     """One arm with one seed: by round, what the others' replies deserved on average, and the versions made so far."""
     words = [f"runs_dir={folder}", f"seed={seed}", "learner.online=true", "learner.held_out_probe=null"]
+    words.append(f"learner.policy.lr={RATE}")
     recipe = load_recipe(RECIPE, words)
     torch.manual_seed(seed)
     learner = Learner.build(recipe, Accelerator(cpu=True), policy_folder=model, critic_folder=folder / "none")
@@ -238,7 +240,7 @@ def draw(results: Sequence[dict[str, Any]], plan: Plan, target: Path) -> None:
     axis.axvline(plan.alone, color="black", linewidth=0.8, linestyle=":")
     axis.set(xlabel=f"round of {plan.honest} verdicts of 49 users", ylabel="their mean reward", ylim=(0, 1))
     axis.set_title("One of fifty judges the opposite from the dotted line on", fontsize=10)
-    axis.legend(frameon=False, loc="lower left")
+    axis.legend(frameon=False, loc="upper left")
     figure.savefig(target, dpi=150)
     plt.close(figure)
 
@@ -253,10 +255,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0", help="e.g. 0,1,2 (default: 0)")
     parser.add_argument("--arms", default=",".join(ARMS), help="which to run now (default: all)")
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--alone", type=int, default=20, help="rounds before he comes (default: 20)")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--alone", type=int, default=12, help="rounds before he comes (default: 12)")
     parser.add_argument("--honest", type=int, default=32, help="verdicts of all others in a round (default: 32)")
-    parser.add_argument("--poison", type=int, default=64, help="his in a round (default: 64)")
+    parser.add_argument("--poison", type=int, default=160, help="his in a round (default: 160)")
     parser.add_argument("--model", type=Path, default=Path("runs/style_shift_tiny/sft"), help="after `learner.sft`")
     parser.add_argument("--out", type=Path, default=Path("runs/poisoning"))
     parser.add_argument("--json", type=Path)

@@ -40,9 +40,9 @@ def test_log_probs_of_replies_are_the_learners_own(tmp_path: Path) -> None:
     recipe = load_recipe(RECIPE, [f"runs_dir={tmp_path}", "learner.online=true"])
     shape = {"vocab_size": 640, "hidden_size": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "experts": 0}
     texts = [m["content"] for trace in style_traces(200, bad=0.3, seed=1) for m in trace]
-    write_tiny_model(tmp_path / "m", TinyModelConfig(**shape, max_context=256, init_std=0.3), texts, 0)  # type: ignore[arg-type]
+    write_tiny_model(tmp_path / "m", TinyModelConfig(**shape, max_context=256, init_std=0.3), texts, 0)
     recipe = recipe.model_copy(
-        update={"model": recipe.model.model_copy(update={"tiny": TinyModelConfig(**shape, max_context=256)})}  # type: ignore[arg-type]
+        update={"model": recipe.model.model_copy(update={"tiny": TinyModelConfig(**shape, max_context=256)})}
     )
     learner = Learner.build(
         recipe, Accelerator(cpu=True), policy_folder=tmp_path / "m", critic_folder=tmp_path / "none"

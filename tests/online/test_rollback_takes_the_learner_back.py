@@ -12,7 +12,7 @@ import torch
 from online_tools import NAME, call, converse, learners, learning_server, trained, until, write_recipe
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("online")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("online")]
 
 
 def weights(run: Path, version: int) -> torch.Tensor:

@@ -81,7 +81,7 @@ class Trial:
 @contextlib.asynccontextmanager
 async def trying(tmp_path: Path, config: CanaryConfig = CONFIG) -> AsyncIterator[Trial]:
     journal = Journal(tmp_path / "journal.sqlite")
-    thread, said = DatabaseThread(journal), []
+    thread, said = DatabaseThread(journal), list[dict[str, Any]]()
     versions = Versions(thread, journal, tmp_path / "versions", keep=2, publish_s=60, tried_first=True)
     await versions.load(folder(tmp_path / "start"), 0)
     await versions.align(Weights())  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ async def test_a_server_tries_a_publication_on_some_answers_and_takes_it_back(
     canary = {"share": 0.5, "min_verdicts": 10, "period_s": 0.5}
     with serving(write_recipe(tmp_path, models[0], canary=canary)) as server:
         learner = HttpEngine(server.engine, timeout_s=60, key=server.key)
-        async with client(server.url) as api, contextlib.aclosing(_closing(learner)):
+        async with client(server.url) as api, contextlib.aclosing(_Closing(learner)):
             await learner.publish(1, models[1])
             seen = set()
             async with asyncio.timeout(200):
@@ -172,8 +172,9 @@ async def versions(api: Client) -> dict[str, Any]:
     return listing
 
 
-async def _closing(engine: HttpEngine) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        await engine.close()
+class _Closing:
+    def __init__(self, engine: HttpEngine) -> None:
+        self._engine = engine
+
+    async def aclose(self) -> None:
+        await self._engine.close()

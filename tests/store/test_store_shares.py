@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,7 @@ def bench(path: Path, **keys: object) -> Bench:
 def offer(store: Bench, judge: str, count: int) -> None:
     have = store.ledger.one("SELECT count(*) FROM episode_rows")
     made = [make_episode(f"{judge}-{have + i}") for i in range(count)]
-    for answer in store.ledger.apply(
-        [lambda episode=e: store.ledger.offers.take(episode, encode(episode), judge) for e in made]
-    ):
+    for answer in store.ledger.apply([partial(store.ledger.offers.take, e, encode(e), judge) for e in made]):
         assert not isinstance(answer, Exception), answer
 
 
