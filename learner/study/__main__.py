@@ -127,10 +127,10 @@ def run_task(arguments: argparse.Namespace) -> int:
     """Measure a task, print the findings, and write them to a page."""
     from learner.study.task import measure, task_page, write_task_page
 
-    words = arguments.words if arguments.words and "=" not in arguments.words[0] else [RECIPE, *arguments.words]
-    path = words[0] if words[0] != RECIPE else str(shipped(RECIPE))
-    own = [f"runs_dir={arguments.runs}", "name=task"]
-    recipe = read_words([path, *own, *words[1:]])
+    own = arguments.words[:1] if arguments.words and "=" not in arguments.words[0] else []
+    words = [*(own or [f"recipes/{RECIPE}"]), *arguments.words[len(own) :]]
+    path = own[0] if own else str(shipped(RECIPE))
+    recipe = read_words([path, f"runs_dir={arguments.runs}", "name=task", *words[1:]])
     with Display(recipe.name) as display:
         fitness = measure(recipe, display)
     command = " ".join(["python -m learner.study task", *words])
