@@ -78,6 +78,9 @@ class HttpEngine:
 
     `key`: the shared key (vLLM calls it the API key), "" for none; None: that of $SAO_KEY, if there is one. An engine
     that refuses it raises `agent.doors.door.WrongKey`, which is no `EngineFault`: nothing helps but another key.
+
+    `goes_back`: whoever publishes may load an earlier version again while completions run, as a trial of a new version
+    does. Else tokens of an earlier version behind those of a later one are a fault of the engine.
     """
 
     def __init__(
@@ -89,11 +92,12 @@ class HttpEngine:
         keepalive_s: float = 2.0,
         keep_stale_cache: bool = False,
         key: str | None = None,
+        goes_back: bool = False,
     ) -> None:
         self.url = url.rstrip("/")
         self._keepalive_s = keepalive_s
         self._headers = bearer(given_key() if key is None else key)
-        self._keep_stale_cache = keep_stale_cache
+        self._keep_stale_cache, self._goes_back = keep_stale_cache, goes_back
         self._timeout_s = timeout_s
         self._control_timeout_s = control_timeout_s
         self._session: aiohttp.ClientSession | None = None
@@ -142,7 +146,7 @@ class HttpEngine:
                 with contextlib.suppress(EngineFault):
                     await self._abort(request_id, _CLEANUP_S)
             raise
-        sampled = completion(self._decode(answers.decode, answer, "generate"), self.url)
+        sampled = completion(self._decode(answers.decode, answer, "generate"), self.url, goes_back=self._goes_back)
         if overtime.reached and sampled.finish_reason == "abort":
             raise OutOfTime(f"{call_name}: no answer within {limit_s:g} s", sampled)
         return sampled
@@ -168,7 +172,7 @@ class HttpEngine:
         body = generate_body(request_id, prompt_ids, sampling, stream=True, steering=steering)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         call_name = f"engine {self.url}{_GENERATE}"
-        reader = StreamReader(self.url)
+        reader = StreamReader(self.url, goes_back=self._goes_back)
         settled = False
         try:
             async with self._open().post(

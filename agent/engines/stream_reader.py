@@ -42,7 +42,8 @@ _chunks = msgspec.json.Decoder(_Chunk)
 class StreamReader:
     """Turns the bytes of one stream, cut anywhere, into `Partial`s; raises `EngineFault` for what is unsound."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, goes_back: bool = False) -> None:
+        self._goes_back = goes_back
         self._url = url
         self._rest = b""
         self._entries: list[LogProb] = []
@@ -89,6 +90,6 @@ class StreamReader:
                 choice.weight_versions,
                 choice.routed_experts,
             )
-            whole = completion(Answer([everything]), self._url)
+            whole = completion(Answer([everything]), self._url, goes_back=self._goes_back)
         top = tuple(entry.top_logprobs for entry in new)
         return Partial(tuple(tokens), tuple(e.logprob for e in new if e.logprob is not None), whole, top)

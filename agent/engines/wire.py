@@ -123,8 +123,8 @@ def generate_body(
     return b'{"token_ids":[%b],%b' % (json_of(prompt_ids), rest[1:])
 
 
-def completion(answer: Answer, url: str) -> Completion:
-    """Check an answer, and give each token the version of its span."""
+def completion(answer: Answer, url: str, *, goes_back: bool = False) -> Completion:
+    """Check an answer, and give each token the version of its span. `goes_back`: a later one may be lower."""
 
     def fault(what: str) -> EngineFault:
         return EngineFault(f"engine {url}: {what}")
@@ -147,7 +147,7 @@ def completion(answer: Answer, url: str) -> Completion:
     for span in choice.weight_versions or []:
         if span.start != len(versions) or span.end <= span.start or not span.version.isdecimal():
             raise fault(f"bad weight version span {span}; label the weights with a whole number (publish does)")
-        if versions and int(span.version) < versions[-1]:
+        if versions and int(span.version) < versions[-1] and not goes_back:
             raise fault(f"the policy version goes back from {versions[-1]} to {span.version} inside a completion")
         versions.extend([int(span.version)] * (span.end - span.start))
     if len(versions) != len(tokens):

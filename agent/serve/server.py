@@ -234,7 +234,8 @@ class Server:
             self._engine_child = EngineChild(self.recipe, versions.weights, self._key)
             urls = (await self._engine_child.start(),)
             stack.push_async_callback(self._engine_child.close)
-        engine = HttpEngine(urls[0], timeout_s=self.recipe.serve.generate_s, key=self._key)
+        trials = self.recipe.serve.canary is not None
+        engine = HttpEngine(urls[0], timeout_s=self.recipe.serve.generate_s, key=self._key, goes_back=trials)
         stack.push_async_callback(engine.close)
         await versions.align(engine)
         if self._engine_child is not None:

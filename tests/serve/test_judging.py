@@ -38,7 +38,7 @@ class Store:
         self.held[episode.id] = episode.reward
         return Ending("accepted")
 
-    async def offer(self, episode: Episode) -> Ending:
+    async def offer(self, episode: Episode, *, judge: str = "") -> Ending:
         return await self.replace(episode)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def server(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
     keys.write_text("".join(f"{name}:{key}\n" for name, key in KEYS.items()))
     with engine_process(models[0], folder) as engine:
         recipe = write_recipe(folder, models[0], engine=engine, keys_file=str(keys), feedback={"signals": SIGNALS})
-        with serving(recipe, "store.max_lag=100") as running:  # room for a claim of everything
+        everything = ("store.max_lag=100", "store.max_share_per_user=1")  # in one claim, whoever judged it
+        with serving(recipe, *everything) as running:
             yield running
 
 
@@ -48,7 +50,8 @@ async def bob(server: ServerProcess) -> AsyncIterator[Client]:
 
 @contextlib.asynccontextmanager
 async def store_of(server: ServerProcess) -> AsyncIterator[StoreClient]:
-    async with StoreClient(f"http://127.0.0.1:{(server.run_dir / 'store.port').read_text()}", key=server.key) as store:
+    url = re.findall(r"episodes\.sqlite at (http://\S+)", (server.run_dir / "store.log").read_text())[-1]
+    async with StoreClient(url, key=server.key) as store:
         yield store
 
 

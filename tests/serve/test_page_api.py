@@ -163,12 +163,12 @@ async def test_users_that_have_ended_are_shown_as_running(
 async def test_a_persons_verdicts_count_for_no_style(tmp_path: Path, guide: Guide) -> None:
     async with site(tmp_path, guide, None) as there:
         name = await there.answered("r1", CUTE, 1.0)
-        read = await there.page.with_style(Feedback("r1", 1.0, True, {"note": 1}), name)
+        read = await there.page.with_style({"note": 1}, "r1", name)
         assert read == {"note": 1, "style": "cute"}
-        named = await there.page.with_style(Feedback("r1", 1.0, True, {"style": "mine"}), name)
+        named = await there.page.with_style({"style": "mine"}, "r1", name)
         assert named == {"style": "mine"}, "whoever says the style is believed"
         await there.thread.run(lambda: there.journal.delete(name, "ann"))
-        assert await there.page.with_style(Feedback("r1", 1.0, True, {}), name) == {}
+        assert await there.page.with_style({}, "r1", name) == {}
 
 
 async def test_a_versions_score_is_of_other_answers(tmp_path: Path) -> None:

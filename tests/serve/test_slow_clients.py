@@ -10,7 +10,9 @@ from aiohttp import web
 
 from agent.serve.api.events import EventHub
 from agent.serve.api.limits import Keys
+from agent.serve.api.whose import Viewer
 from agent.serve.doors.listening import Bounds, listening
+from agent.serve.owner_config import EventsConfig
 from agent.wire.body import body_of
 from agent.wire.errors import errors_as_json
 
@@ -35,7 +37,8 @@ async def test_a_watcher_that_reads_nothing_is_let_go_with_its_connection() -> N
 
     async def watch(request: web.Request) -> web.StreamResponse:
         try:
-            return await hub.serve(request, {"samples": "x" * 20_000_000}, write_s=0.2)
+            viewer = Viewer("k", None, EventsConfig())
+            return await hub.serve(request, {"samples": "x" * 20_000_000}, viewer=viewer, write_s=0.2)
         finally:
             ended.set()
 
