@@ -39,7 +39,8 @@ def parrot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe_of(folder: Path, model: Path, **serve: Any) -> Path:
-    path = write_recipe(folder, model, **serve)
+    # Here the page's own words say styles and phases; else a person's say nothing of everybody's figures.
+    path = write_recipe(folder, model, figures={"from_metadata": ["*"]}, **serve)
     recipe = yaml.safe_load(path.read_text())
     recipe["runtime"]["sampling"] = {"top_k": 1}
     path.write_text(yaml.safe_dump(recipe))

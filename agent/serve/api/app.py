@@ -88,7 +88,8 @@ class PublicApi:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._page = PageApi(parts.keys, parts.thread, parts.journal, parts.guide, parts.simulated)
+        signals = parts.recipe.serve.feedback.signals
+        self._page = PageApi(parts.keys, parts.thread, parts.journal, parts.guide, parts.simulated, signals)
         self._verdicts = VerdictApi(
             parts.recipe.serve,
             keys=parts.keys,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,9 +41,10 @@ class PageApi:
         journal: Journal,
         guide: Guide | None,
         simulated: SimulatedUsers | None,
+        signals: Collection[str] = (),
     ) -> None:
         self._keys, self._thread, self._journal = keys, thread, journal
-        self._guide, self._simulated = guide, simulated
+        self._guide, self._simulated, self._signals = guide, simulated, sorted(signals)
 
     def routes(self) -> list[web.RouteDef]:
         """`/page/markdown` and `/page/simulated_users`."""
@@ -59,7 +61,8 @@ class PageApi:
         except ApiError:
             admin = False
         prompts = list(self._guide.prompts) if self._guide is not None else []
-        return {"admin": admin, "prompts": prompts, "simulated_users": self._simulated is not None}
+        simulated = self._simulated is not None
+        return {"admin": admin, "prompts": prompts, "simulated_users": simulated, "signals": self._signals}
 
     def simulated(self) -> dict[str, Any] | None:
         """Whether simulated users are there; None where there are none to be had."""
