@@ -22,7 +22,7 @@ def key_value(word: str, form: str = "key=value") -> tuple[str, Any]:
     """The key and the value of a word. `form`: how to write one, for the message. Raises `WrongWord`."""
     key, equals, text = word.partition("=")
     if not equals or not key:
-        raise WrongWord(f"cannot read {word!r}: write it as {form}")
+        raise WrongWord(f"cannot read {word!r}: write {form}")
     # YAML 1.1 reads 2e-6 as a string, people don't.
     if _EXPONENT.fullmatch(text):
         return key, float(text)

@@ -25,12 +25,13 @@ from agent.doors.door import DoorFault, check_host
 from agent.doors.keys import given_key
 from agent.store import pruning, replaying
 from agent.store.config import StoreConfig, read_config
+from agent.store.ending import LIMIT_S
 from agent.store.ledger import Ledger
 from agent.store.protocol import StoreFault, StoreInUse
 from agent.store.server import serve
 
-LEAVING_S = 15.0
-"""How long a run's store waits for the one of the same run that was killed: that notices it, and ends its requests."""
+LEAVING_S = LIMIT_S + 10.0
+"""How long a run's store waits for the one of the same run whose parent was killed: that notices it, and ends."""
 
 
 def main(argv: list[str] | None = None) -> int:

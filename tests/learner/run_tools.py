@@ -146,8 +146,11 @@ class TrainCommand:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still there after {within_s} s:\n{self.said[-4000:]}") from None
 
-    def survivors(self, *, within_s: float = 20.0) -> list[str]:
-        """Command lines of descendants that are still alive when they had `within_s` to go."""
+    def survivors(self, *, within_s: float = 40.0) -> list[str]:
+        """Command lines of descendants that are still alive when they had `within_s` to go.
+
+        A store may take `agent.store.ending.LIMIT_S` on a machine whose disk is busy.
+        """
         _, alive = psutil.wait_procs(list(self.descendants), timeout=within_s)
         found = []
         for process in alive:

@@ -34,7 +34,11 @@ _ID_PREFIX = "generate-tokens-"  # vLLM's: an abort must name a request by its p
 
 
 class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The part of vLLM's sampling parameters that the learner can reproduce; any other is refused, not ignored."""
+    """The part of vLLM's sampling parameters that is served here; any other is refused, not ignored.
+
+    What bends the distribution (penalties, biases, `min_p`, `min_tokens`) is for callers that nothing is learned from:
+    the learner could not reproduce it.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0

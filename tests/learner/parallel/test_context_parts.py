@@ -102,7 +102,7 @@ def test_what_is_known_of_each_token_is_whole_on_every_rank(
                 expected = whole["tokens"][name][row_of, : tensor.shape[1]]
                 counts = own["mask"][:, : tensor.shape[1]]  # behind a row's end a value is that of its micro-batch
                 torch.testing.assert_close(tensor[counts], expected[counts], atol=1e-5, rtol=1e-5, msg=name)
-            shared = {n: f for n, f in whole["figures"].items() if not n.startswith("ratio/")}
+            shared = {n: f for n, f in whole["figures"].items() if not n.startswith(("ratio/", "norms/"))}
             assert {n: own["figures"][n] for n in shared} == pytest.approx(shared, rel=1e-4, abs=1e-5, nan_ok=True)
 
 
