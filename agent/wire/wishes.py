@@ -152,6 +152,11 @@ def _structure(body: _Body) -> tuple[str, dict[str, Any]] | None:
         found.append(("structured_outputs", given))
     if len(found) > 1:
         raise _wrong(found[1][0], f"{found[0][0]} and {found[1][0]} both say which form the reply is to have")
+    for key, form in found:  # the engine finds out in mid-stream only, as a fault of its own
+        try:
+            re.compile(form.get("regex", ""))
+        except (re.error, TypeError) as error:
+            raise _wrong(key, f"{key}: no regular expression: {error}") from error
     return found[0] if found else None
 
 
