@@ -149,9 +149,11 @@ def test_the_learner_gets_addresses_and_nothing_else_of_the_server() -> None:
 @pytest.mark.xdist_group("serve-versions")
 async def test_the_server_goes_on_without_its_learner_and_says_so(models: tuple[Path, Path], tmp_path: Path) -> None:
     """Case D8, online: serving and recording do not depend on the learner."""
-    recipe = write_recipe(tmp_path, models[0], learner_restarts=1, learner_backoff_s=0.1)
+    keys = tmp_path / "keys"
+    keys.write_text("ann:ann-secret-1\n")
+    recipe = write_recipe(tmp_path, models[0], learner_restarts=1, learner_backoff_s=0.1, keys_file=str(keys))
     with serving(recipe, "--learn", "learner.algorithm=no_such_algorithm") as server:
-        async with client(server.url) as api:
+        async with client(server.url, "ann-secret-1") as api:
 
             async def state() -> str:
                 status, health = await api.call("GET", "/healthz")
@@ -168,6 +170,10 @@ async def test_the_server_goes_on_without_its_learner_and_says_so(models: tuple[
             given = (await api.feedback(answer["id"], reward=1))[1]
             assert (given["in_store"], given["learning"], health["learning"]) == (True, False, "ended")
             assert "no_such_algorithm" in health["learning_reason"]
+            async with client(server.url) as stranger:  # who has no key is not shown the end of a log
+                _, shown = await stranger.call("GET", "/healthz")
+            assert shown["learning"] == "ended"
+            assert "no_such_algorithm" not in str(shown)
             children = psutil.Process(server.process.pid).children(recursive=True)
     assert_gone(server, children)
 

@@ -235,6 +235,7 @@ class PublicApi:
         if not await parts.store.healthy():
             store = "the episode store does not answer; feedback waits in the journal"
         learner = parts.learner()
+        detail = learner.detail if self._shows_a_key(request) else ""  # it may be the end of the learner's log
         behind = parts.owner_fault()
         idle = learner.state in ("waiting", "failed", "finished")
         well = not (engine or store or behind or parts.delivery.fault or idle)
@@ -242,9 +243,9 @@ class PublicApi:
             "status": "ok" if well else "down" if engine else "degraded",
             "engine": engine or "ok",
             "store": store or parts.delivery.fault or "ok",
-            "learner": {**msgspec.to_builtins(learner), **self._hidden_from(request)},
+            "learner": msgspec.to_builtins(learner) | {"detail": detail},
             "learning": learner.learning,
-            "learning_reason": learner.detail,
+            "learning_reason": detail,
             "version": parts.versions.served,
             "pinned": parts.versions.pinned,
             **({"owner": behind or "ok"} if parts.versions.owner else {}),
@@ -252,13 +253,12 @@ class PublicApi:
         }
         return json_response(body, 503 if engine else 200)
 
-    def _hidden_from(self, request: web.Request) -> dict[str, Any]:
-        """What somebody without a key is not told: the end of the learner's log."""
+    def _shows_a_key(self, request: web.Request) -> bool:
         try:
             self._parts.keys.caller(request)
         except ApiError:
-            return {"detail": ""}
-        return {}
+            return False
+        return True
 
     async def _metrics(self, _: web.Request) -> web.Response:
         parts = self._parts
