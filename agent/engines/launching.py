@@ -5,11 +5,30 @@ from __future__ import annotations
 from asyncio.subprocess import Process
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from agent.engines.base import EngineFault
 from agent.engines.local.launch import launch_local
 from agent.engines.vllm.launch import launch_vllm
+
+
+class EngineSection(Protocol):
+    """What the section `engine` of a recipe says of a launch, a learner's recipe and a server's alike."""
+
+    @property
+    def launch(self) -> Literal["local", "vllm"]: ...
+    @property
+    def max_sequences(self) -> int: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def vllm_eager(self) -> bool: ...
+    @property
+    def vllm_environment(self) -> Path | None: ...
+    @property
+    def vllm_options(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +52,25 @@ class EngineLaunch:
     parallel: int = 1
     devices: str | None = None
     returns_experts: bool = False
+
+    @classmethod
+    def of(
+        cls, section: EngineSection, *, dtype: str, parallel: int, devices: str | None, returns_experts: bool = False
+    ) -> EngineLaunch:
+        """The launch that a recipe's section `engine` asks for; the rest comes from its other sections."""
+        return cls(
+            kind=section.launch,
+            max_sequences=section.max_sequences,
+            max_context=section.max_context,
+            threads=section.threads,
+            dtype=dtype,
+            eager=section.vllm_eager,
+            environment=section.vllm_environment,
+            options=section.vllm_options,
+            parallel=parallel,
+            devices=devices,
+            returns_experts=returns_experts,
+        )
 
     async def start(self, model: Path, *, version: int, log: Path, key: str, port: int = 0) -> tuple[Process, str]:
         """Its process and its URL, once it serves the folder `model` as `version`; `port` 0: any. Raises `EngineFault`.

@@ -18,16 +18,10 @@ Launch = Callable[[Path, int, int], Awaitable[tuple[Process, str]]]
 
 def launcher(recipe: Recipe, index: int, log_file: Path, key: str) -> Launch:
     """How the recipe starts its `index`-th engine, which asks for `key`. Raises `LearnerFault` for too few GPUs."""
-    section, hardware = recipe.engine, recipe.hardware
-    engine = EngineLaunch(
-        kind=section.launch,
-        max_sequences=section.max_sequences,
-        max_context=section.max_context,
-        threads=section.threads,
+    hardware = recipe.hardware
+    engine = EngineLaunch.of(
+        recipe.engine,
         dtype=recipe.published_dtype,
-        eager=section.vllm_eager,
-        environment=section.vllm_environment,
-        options=section.vllm_options,
         parallel=hardware.gpus_per_engine if hardware.engine_gpus else 1,
         devices=engine_devices(recipe, index, os.environ.get("CUDA_VISIBLE_DEVICES")),
         returns_experts=recipe.learner.routing != "own",

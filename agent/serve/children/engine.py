@@ -23,22 +23,11 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 
 def engine_launch(recipe: ServeRecipe, visible: str | None) -> EngineLaunch:
     """How the recipe's engine is started; `visible`: this process's CUDA_VISIBLE_DEVICES. Raises `EngineFault`."""
-    section, hardware = recipe.engine, recipe.hardware
-    devices = None
+    hardware, parallel, devices = recipe.hardware, 1, None
     if hardware.engine_gpus:
-        devices = devices_after(hardware.learner_gpus, 0, hardware.gpus_per_engine, visible)
-    return EngineLaunch(
-        kind=section.launch,
-        max_sequences=section.max_sequences,
-        max_context=section.max_context,
-        threads=section.threads,
-        dtype=recipe.published_dtype,
-        eager=section.vllm_eager,
-        environment=section.vllm_environment,
-        options=section.vllm_options,
-        parallel=hardware.gpus_per_engine if hardware.engine_gpus else 1,
-        devices=devices,
-    )
+        parallel = hardware.gpus_per_engine
+        devices = devices_after(hardware.learner_gpus, 0, parallel, visible)
+    return EngineLaunch.of(recipe.engine, dtype=recipe.published_dtype, parallel=parallel, devices=devices)
 
 
 class EngineChild:
